@@ -1,0 +1,85 @@
+"""The seam of all routing policies: a cost in a unit, or a choice; found by their name.
+
+A policy is a frozen dataclass in a file of its own under ``router/policies``; its options are
+fields made by ``option()``. It is a pure function of the request and the believed replicas, so
+any decision can be replayed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from xxhash import xxh3_64_intdigest
+
+from contract.options import SettingError, build_section
+from router.core.view import ReplicaView, RouteRequest
+
+__all__ = ["POLICIES", "CostPolicy", "Policy", "build_policy", "draw", "register"]
+
+
+class Policy(ABC):
+    """Chooses one replica of a non-empty list of eligible ones.
+
+    Must not depend on the order of the list, keep state, or look at a clock.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
+        """Return one of ``eligible``."""
+
+
+class CostPolicy(Policy):
+    """Chooses the least cost; ties are drawn by the request id, never by list order."""
+
+    unit: ClassVar[str]
+
+    @abstractmethod
+    def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
+        """Return what sending ``request`` to ``replica`` costs, in ``unit``."""
+
+    def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
+        best: list[ReplicaView] = []
+        least = float("inf")
+        for replica in eligible:
+            cost = self.cost(request, replica)
+            if cost < least:
+                least = cost
+                best = [replica]
+            elif cost == least:
+                best.append(replica)
+        return best[0] if len(best) == 1 else draw_one(request, best)
+
+
+def draw(request_id: str, purpose: str) -> int:
+    """Return 64 bits fixed by the request id and the purpose: randomness that can be replayed."""
+    return xxh3_64_intdigest(f"{purpose}\0{request_id}".encode("utf-8", "surrogatepass"))
+
+
+def draw_one(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    """Return the replica that this request draws: rendezvous hashing, so order does not matter."""
+    request_id = request.request_id
+    return max(replicas, key=lambda replica: draw(request_id, replica.replica_id))
+
+
+POLICIES: dict[str, type[Policy]] = {}
+"""Every known policy by name; filled by ``register`` when ``router.policies`` is imported."""
+
+P = TypeVar("P", bound=type[Policy])
+
+
+def register(policy: P) -> P:
+    """Make a policy known by its ``name`` (class decorator)."""
+    name = policy.name
+    assert name not in POLICIES, f"two policies are called {name!r}"
+    POLICIES[name] = policy
+    return policy
+
+
+def build_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
+    """Build a policy by name. Raises SettingError naming the known policies or settings."""
+    policy = POLICIES.get(name)
+    if policy is None:
+        raise SettingError(f"no policy {name!r}; known: {', '.join(sorted(POLICIES))}")
+    return build_section(policy, settings or {}, f"[policy.{name}]")

@@ -1,0 +1,43 @@
+"""Why a decision was what it was, and how an exchange ended: closed lists that label everything.
+
+They replace log lines in the core: metrics, error bodies, explanations and simulator reports
+carry the same words.
+"""
+
+from enum import Enum
+
+
+class Reason(Enum):
+    """Why this replica, or why none."""
+
+    WARM = "warm"  # no eligible replica holds more of the prompt
+    SPREAD = "spread"  # a warmer replica was left aside because of its load
+    COLD = "cold"  # no eligible replica holds any of the prompt
+    NO_PROMPT = "no_prompt"  # nothing to match (utility route, unreadable or empty prompt)
+    ONLY_ONE = "only_one"  # one eligible replica, so nothing was weighed
+    QUEUED = "queued"  # every eligible replica is at its in-flight limit
+    MODEL_NOT_FOUND = "model_not_found"
+    NO_REPLICA = "no_replica"  # the fleet is empty
+    ALL_EXCLUDED = "all_excluded"  # each has been tried, drains, is ejected or mismatches
+    QUEUE_FULL = "queue_full"
+
+
+class Ineligible(Enum):
+    """Why one replica may not be chosen."""
+
+    OTHER_MODEL = "other_model"
+    DRAINING = "draining"
+    EJECTED = "ejected"
+    CONTRACT_MISMATCH = "contract_mismatch"
+    ALREADY_TRIED = "already_tried"
+    AT_LIMIT = "at_limit"
+
+
+class Outcome(Enum):
+    """How an exchange ended; every exchange ends in exactly one."""
+
+    COMPLETE = "complete"  # the replica's whole answer was relayed, status below 400
+    REPLICA_ERROR = "replica_error"  # the replica's own error was relayed unchanged
+    REFUSED = "refused"  # the gateway answered with its own error
+    BROKEN = "broken"  # the answer had begun and could not be finished; visibly cut
+    CLIENT_LEFT = "client_left"  # the client closed before the end

@@ -1,0 +1,66 @@
+"""What a policy may know: one request, and the believed state of each replica.
+
+Both live for speed as plain slotted objects: a ReplicaView is kept for the life of the replica
+and only FleetState writes to it; a RouteRequest is made once and only `decide()` fills in the
+match. A policy reads.
+
+A belief is the last report plus what was sent since: ``own_*`` is this gateway's ledger (exact),
+``foreign_*`` what the report or the other gateways show beyond it.
+"""
+
+from dataclasses import dataclass, field
+
+from contract.blocks import BlockHash
+
+NO_ROOT = BlockHash(0)
+
+
+@dataclass(slots=True)
+class ReplicaView:
+    """One replica as this gateway believes it to be. ``slot`` indexes bit sets and matches."""
+
+    replica_id: str
+    slot: int
+    url: str
+    model: str | None = None  # None: not known yet, accepts any
+    own_requests: int = 0  # leases held by this gateway
+    own_ahead_tokens: int = 0  # uncached prompt tokens of own leases before their first byte
+    foreign_requests: int = 0
+    foreign_ahead_tokens: int = 0
+    kv_usage: float | None = None  # 0..1 as reported
+    prefill_tokens_per_s: float = 1.0  # reported, else the configured prior; never zero
+
+    @property
+    def requests(self) -> int:
+        """Requests believed to be on the replica, waiting or running."""
+        return self.own_requests + self.foreign_requests
+
+    @property
+    def ahead_tokens(self) -> int:
+        """Prompt tokens believed accepted and not yet computed."""
+        return self.own_ahead_tokens + self.foreign_ahead_tokens
+
+
+@dataclass(slots=True)
+class RouteRequest:
+    """One request as routing sees it.
+
+    ``prefix_key`` names the beginning of the prompt for hash policies, None where there is no
+    prompt (then balance by load alone). ``matched_tokens[slot]`` is filled by ``decide()``; it is
+    never more than ``prompt_tokens - 1``, because an engine computes at least the last token.
+    """
+
+    request_id: str
+    model: str | None
+    prompt_tokens: int
+    root: BlockHash = NO_ROOT
+    prompt: bytes = b""  # rendered, padded; chains are cut from it
+    prefix_key: int | None = None
+    session_key: str | None = None
+    stream: bool = False
+    matched_tokens: dict[int, int] = field(default_factory=dict)  # slot -> tokens; absent is 0
+    chains: dict[int, list[BlockHash]] = field(default_factory=dict)  # block_bytes -> chain
+
+    def uncached_tokens(self, replica: ReplicaView) -> int:
+        """Prompt tokens that ``replica`` would have to compute."""
+        return self.prompt_tokens - self.matched_tokens.get(replica.slot, 0)
