@@ -1,4 +1,4 @@
-"""The dependency rule of docs/architecture.md, checked on the source itself, and the tree's shape."""
+"""The dependency rule of docs/architecture.md and the shape of the tree, checked on the source."""
 
 import ast
 from collections.abc import Iterator

@@ -1,0 +1,1 @@
+"""Measurements of warmroute, beside other routers and of its own parts."""
