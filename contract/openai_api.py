@@ -84,7 +84,7 @@ class ChatRequest(ChatFields, kw_only=True):
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
     stream_options: StreamOptions | None = None
-    priority: int = 0
+    priority: int | None = None
 
 
 class CompletionRequest(CompletionFields, kw_only=True):
@@ -93,8 +93,8 @@ class CompletionRequest(CompletionFields, kw_only=True):
     max_tokens: int | None = None
     stop: str | list[str] | None = None
     stream_options: StreamOptions | None = None
-    echo: bool = False
-    priority: int = 0
+    echo: bool | None = None
+    priority: int | None = None
 
 
 class PromptTokensDetails(msgspec.Struct):

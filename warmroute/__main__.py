@@ -1,0 +1,7 @@
+"""``python -m warmroute``."""
+
+import sys
+
+from warmroute.cli import main
+
+sys.exit(main())

@@ -1,0 +1,30 @@
+"""Command-line flags made from the same declarations as the TOML keys and the docs."""
+
+import argparse
+from typing import Any
+
+from contract.options import option_rows
+
+
+def add_flags(parser: argparse.ArgumentParser, section: type) -> None:
+    """Add one flag per setting of ``section``; a flag that is not given leaves no trace."""
+    for row in option_rows(section):
+        default = "none" if row.default is None else row.default
+        if isinstance(default, tuple):
+            default = ",".join(map(str, default))
+        default = getattr(default, "value", default)
+        unit = f" [{row.unit}]" if row.unit else ""
+        help_text = f"{row.meaning}{unit} (default {default})".replace("%", "%%")
+        parser.add_argument(
+            f"--{row.name.replace('_', '-')}",
+            dest=row.name,
+            metavar=row.type_name.split(" or ")[0].replace(" ", "-").upper(),
+            default=argparse.SUPPRESS,
+            help=help_text,
+        )
+
+
+def given_flags(args: argparse.Namespace, section: type) -> dict[str, Any]:
+    """Return the settings of ``section`` that were given as flags, as text."""
+    given = vars(args)
+    return {row.name: given[row.name] for row in option_rows(section) if row.name in given}
