@@ -266,7 +266,9 @@ Spec = TypeVar("Spec", GpuSpec, ModelSpec)
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """Return the GPU of that name, whatever its case, spaces and dashes.
+    """Return the GPU of that name, whatever its case, spaces and dashes; "a100" is A100-80.
+
+    A beginning that fits only one is enough.
 
     Raises HardwareError naming the known ones.
     """
@@ -276,15 +278,21 @@ def find_gpu(name: str) -> GpuSpec:
 def find_model(name: str) -> ModelSpec:
     """Return the model of that name, whatever its case, spaces, dashes and organisation.
 
+    A beginning that fits only one is enough.
+
     Raises HardwareError naming the known ones.
     """
     return _find(name.rpartition("/")[2], MODELS, "model")
 
 
 def _find(name: str, catalogue: tuple[Spec, ...], kind: str) -> Spec:
-    for spec in catalogue:
-        if _plain(spec.name) == _plain(name):
+    wanted = _plain(name)
+    begun = [spec for spec in catalogue if wanted and _plain(spec.name).startswith(wanted)]
+    for spec in begun:
+        if _plain(spec.name) == wanted:
             return spec
+    if len(begun) == 1:
+        return begun[0]
     known = ", ".join(spec.name for spec in catalogue)
     raise HardwareError(f"no {kind} {name!r}; known: {known}")
 

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from contract.options import SettingError, build_section
 from router.core.view import ReplicaView, RouteRequest
 
-__all__ = ["POLICIES", "CostPolicy", "Policy", "build_policy", "draw", "register"]
+__all__ = ["POLICIES", "CostPolicy", "Policy", "build_policy", "draw", "draw_one", "register"]
 
 
 class Policy(ABC):
@@ -59,8 +59,12 @@ def draw(request_id: str, purpose: str) -> int:
 
 def draw_one(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
     """Return the replica that this request draws: rendezvous hashing, so order does not matter."""
-    request_id = request.request_id
-    return max(replicas, key=lambda replica: draw(request_id, replica.replica_id))
+    seed = draw(request.request_id, "replica")
+    digest = xxh3_64_intdigest
+    return max(
+        replicas,
+        key=lambda replica: digest(replica.replica_id.encode("utf-8", "surrogatepass"), seed),
+    )
 
 
 POLICIES: dict[str, type[Policy]] = {}

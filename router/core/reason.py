@@ -31,6 +31,8 @@ class Ineligible(Enum):
     CONTRACT_MISMATCH = "contract_mismatch"
     ALREADY_TRIED = "already_tried"
     AT_LIMIT = "at_limit"
+    NOT_REPORTING = "not_reporting"  # its reports stopped, those of others come
+    BACKING_OFF = "backing_off"  # it answered 429 or 503 a moment ago, others did not
 
 
 class Outcome(Enum):

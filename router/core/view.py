@@ -10,7 +10,7 @@ A belief is the last report plus what was sent since: ``own_*`` is this gateway'
 
 from dataclasses import dataclass, field
 
-from contract.blocks import BlockHash
+from contract.blocks import BlockHash, chain_bytes
 
 NO_ROOT = BlockHash(0)
 
@@ -45,9 +45,10 @@ class ReplicaView:
 class RouteRequest:
     """One request as routing sees it.
 
-    ``prefix_key`` names the beginning of the prompt for hash policies, None where there is no
-    prompt (then balance by load alone). ``matched_tokens[slot]`` is filled by ``decide()``; it is
-    never more than ``prompt_tokens - 1``, because an engine computes at least the last token.
+    ``arrival_index`` counts the decisions for its model; ``decide()`` sets it. ``prefix_key``
+    names the beginning of the prompt for hash policies, None where there is no prompt (then
+    balance by load alone). ``matched_tokens[slot]`` is filled by ``decide()``; it is never more
+    than ``prompt_tokens - 1``, because an engine computes at least the last token.
     """
 
     request_id: str
@@ -58,8 +59,16 @@ class RouteRequest:
     prefix_key: int | None = None
     session_key: str | None = None
     stream: bool = False
+    arrival_index: int = 0
     matched_tokens: dict[int, int] = field(default_factory=dict)  # slot -> tokens; absent is 0
     chains: dict[int, list[BlockHash]] = field(default_factory=dict)  # block_bytes -> chain
+
+    def chain(self, block_bytes: int) -> list[BlockHash]:
+        """Return the prompt's chain in blocks of this size; cut once, then kept."""
+        chain = self.chains.get(block_bytes)
+        if chain is None:
+            chain = self.chains[block_bytes] = chain_bytes(self.prompt, block_bytes, self.root)
+        return chain
 
     def uncached_tokens(self, replica: ReplicaView) -> int:
         """Prompt tokens that ``replica`` would have to compute."""

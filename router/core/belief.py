@@ -1,0 +1,217 @@
+"""One replica as its reports tell, and how far they can be trusted: a belief with an age.
+
+    foreign = max(0, reported - own peak, other gateways' own)
+
+A report counts our own requests too, at a moment in the past. The peak of our own ledger over
+the last two reports is the most of ours that it can contain; what it shows beyond that is
+others' load. Unknown stays unknown: a field that is None adds nothing and takes nothing away.
+
+A belief is about one process. A restarted replica gets a new one, on the same slot.
+"""
+
+from enum import Enum
+
+from contract.blocks import HASH_SCHEME
+from contract.load_report import LOAD_REPORT_SCHEMA, InFlight, LoadReport
+from router.core.config import RoutingConfig, micros
+from router.core.health import Breaker
+from router.core.kv_mirror import KvCursor
+from router.core.reason import Ineligible
+from router.core.view import ReplicaView
+
+IDLE = InFlight(0, 0)
+RETIRED_MAX = 4  # a report is late by seconds, not by several restarts
+
+
+class Freshness(Enum):
+    """How old a replica's last report is."""
+
+    SILENT = "silent"  # it has never reported: a static replica, judged by its answers alone
+    FRESH = "fresh"
+    STALE = "stale"  # no credit for its cache; its last known load stays
+    DEAD = "dead"  # no traffic, unless all are dead: then by our own requests alone
+
+
+class Belief:
+    """What is known of one replica process beyond its view; written by the fleet only."""
+
+    def __init__(self, view: ReplicaView, config: RoutingConfig, *, is_static: bool) -> None:
+        self.view = view
+        self.is_static = is_static
+        self.is_drained_by_admin = False
+        self.kv = KvCursor()
+        self.retired: tuple[str, ...] = ()  # incarnations before this one, newest last
+        self.listed_models: tuple[str, ...] = ()  # by a replica that does not report
+        self.uncached_in_a_row = 0  # answers that owed nothing to a prefix we believed cached
+        self.breaker = Breaker(config)
+        self.report: LoadReport | None = None
+        self.reported_us = 0  # when the last accepted report was counted
+        self.absent_since_us: int | None = None  # the store answered, without this replica
+        self.mismatch: str | None = None  # why its reports cannot be used
+        self.freshness = Freshness.SILENT
+        self.block_bytes = config.index_block_bytes
+        self._config = config
+        self._beyond_own = IDLE  # what the last report shows beyond our own peak
+        self._others = IDLE  # what the other gateways say they have here
+        self._peak = IDLE  # of our own ledger, since the last report
+        self._peak_before = IDLE  # and in the interval before it
+
+    def serves(self, model: str) -> bool:
+        """Say whether ``model`` is its name, one of its aliases, or could be: it has not said."""
+        return self.view.model in (None, model) or model in self.aliases
+
+    @property
+    def aliases(self) -> list[str]:
+        """Other names of its model."""
+        return self.report.aliases if self.report else list(self.listed_models)
+
+    @property
+    def publishes_events(self) -> bool:
+        """Whether its own events tell what it caches."""
+        return self.report is not None and self.report.hash_scheme is not None
+
+    @property
+    def learned_blocks_max(self) -> int | None:
+        """Blocks that its cache can hold, for one without events; else None."""
+        if self.publishes_events:
+            return None
+        report = self.report
+        tokens = self._config.learned_tokens_max
+        if report is not None and report.kv_blocks_total is not None and report.block_size:
+            tokens = report.kv_blocks_total * report.block_size
+        return int(tokens * self._config.bytes_per_token // self.block_bytes)
+
+    def is_older(self, report: LoadReport) -> bool:
+        """Whether ``report`` says nothing new: seen before, overtaken, or of a dead process."""
+        if report.incarnation in self.retired:
+            return True
+        last = self.report
+        same_process = last is not None and last.incarnation == report.incarnation
+        return last is not None and same_process and report.sequence <= last.sequence
+
+    def is_restart(self, report: LoadReport) -> bool:
+        """Whether ``report`` comes from another process than the last one."""
+        return self.report is not None and self.report.incarnation != report.incarnation
+
+    def successor(self) -> "Belief":
+        """Return the belief about the process that takes this one's place: cold, and idle."""
+        assert self.report is not None
+        old = self.view
+        view = ReplicaView(old.replica_id, old.slot, old.url, old.model)
+        view.prefill_tokens_per_s = self._config.prefill_tokens_per_s
+        belief = Belief(view, self._config, is_static=self.is_static)
+        belief.is_drained_by_admin = self.is_drained_by_admin
+        belief.kv = self.kv
+        retired = (*self.retired, self.report.incarnation)
+        belief.retired = retired[-RETIRED_MAX:]
+        return belief
+
+    def accept(self, report: LoadReport, counted_us: int) -> None:
+        """Take in a newer report of the same process, counted at ``counted_us``."""
+        self.report = report
+        self.reported_us = counted_us
+        self.absent_since_us = None
+        self.mismatch = mismatch_of(report)
+        self.view.url = report.url
+        self.view.model = report.model
+        self.view.kv_usage = report.kv_usage
+        if report.prefill_tokens_per_s is not None and report.prefill_tokens_per_s > 0:
+            self.view.prefill_tokens_per_s = report.prefill_tokens_per_s
+        if self.publishes_events and self.mismatch is None:
+            assert report.block_bytes is not None
+            self.block_bytes = report.block_bytes
+        self._count_foreign(report)
+
+    def note_own_load(self) -> None:
+        """Raise the peak; called whenever our own load has grown."""
+        view, peak = self.view, self._peak
+        if view.own_requests > peak.requests or view.own_ahead_tokens > peak.ahead_tokens:
+            self._peak = _larger(peak, _own(view))
+
+    def set_others(self, others: InFlight) -> None:
+        """Take in what the other gateways have under way here."""
+        if others != self._others:
+            self._others = others
+            self._write_foreign()
+
+    def age(self, now_us: int) -> bool:
+        """Let the report grow old. Returns whether the freshness changed."""
+        freshness = self._freshness(now_us)
+        if freshness is self.freshness:
+            return False
+        self.freshness = freshness
+        self._write_foreign()
+        return True
+
+    def standing(self) -> Ineligible | None:
+        """Why the replica should not be chosen, the gravest reason first; None if it may be."""
+        if self.mismatch is not None:
+            return Ineligible.CONTRACT_MISMATCH
+        if self.is_draining:
+            return Ineligible.DRAINING
+        if self.breaker.is_ejected:
+            return Ineligible.EJECTED
+        if self.freshness is Freshness.DEAD:
+            return Ineligible.NOT_REPORTING
+        return Ineligible.BACKING_OFF if self.breaker.is_avoided else None
+
+    @property
+    def is_draining(self) -> bool:
+        """Told to take no more requests, by itself or by the admin."""
+        return self.is_drained_by_admin or (self.report is not None and self.report.draining)
+
+    @property
+    def has_cache_credit(self) -> bool:
+        """Whether what the index says of it may count."""
+        return self.freshness in (Freshness.SILENT, Freshness.FRESH)
+
+    def _freshness(self, now_us: int) -> Freshness:
+        if self.report is None:
+            return Freshness.SILENT
+        if self.absent_since_us is not None:
+            return Freshness.DEAD
+        age_us = now_us - self.reported_us
+        if age_us >= micros(self._config.report_dead_s):
+            return Freshness.DEAD
+        is_stale = age_us >= micros(self._config.report_stale_s)
+        return Freshness.STALE if is_stale else Freshness.FRESH
+
+    def _count_foreign(self, report: LoadReport) -> None:
+        own = _larger(_larger(self._peak, self._peak_before), _own(self.view))
+        known = [n for n in (report.waiting_requests, report.running_requests) if n is not None]
+        ahead_tokens = report.waiting_prefill_tokens
+        self._beyond_own = InFlight(
+            max(0, sum(known) - own.requests) if known else 0,
+            max(0, ahead_tokens - own.ahead_tokens) if ahead_tokens is not None else 0,
+        )
+        self._peak_before, self._peak = self._peak, _own(self.view)
+        self._write_foreign()
+
+    def _write_foreign(self) -> None:
+        # A dead replica is chosen only when all are: then nothing but our own count is current.
+        foreign = _larger(self._beyond_own, self._others)
+        if self.freshness is Freshness.DEAD:
+            foreign = IDLE
+        self.view.foreign_requests = foreign.requests
+        self.view.foreign_ahead_tokens = foreign.ahead_tokens
+
+
+def mismatch_of(report: LoadReport) -> str | None:
+    """Return why this gateway cannot work with ``report``, None if it can."""
+    if report.schema != LOAD_REPORT_SCHEMA:
+        return f"load report schema {report.schema}, this gateway reads {LOAD_REPORT_SCHEMA}"
+    if report.hash_scheme is None:
+        return None
+    if report.hash_scheme != HASH_SCHEME:
+        return f"hash scheme {report.hash_scheme!r}, this gateway reads {HASH_SCHEME!r}"
+    if report.block_bytes is None or report.block_bytes <= 0:
+        return f"KV events of blocks of {report.block_bytes} bytes; expected a size above 0"
+    return None
+
+
+def _own(view: ReplicaView) -> InFlight:
+    return InFlight(view.own_requests, view.own_ahead_tokens)
+
+
+def _larger(a: InFlight, b: InFlight) -> InFlight:
+    return InFlight(max(a.requests, b.requests), max(a.ahead_tokens, b.ahead_tokens))

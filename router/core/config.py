@@ -1,0 +1,115 @@
+"""The settings of routing: the index, beliefs, leases, health, retries and the queue."""
+
+from dataclasses import dataclass
+
+from contract.options import option
+
+
+def micros(seconds: float) -> int:
+    """Return ``seconds``, as settings have them, in the cores' whole microseconds."""
+    return round(seconds * 1_000_000)
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    """`[routing]`. Times in seconds; the cores turn them into microseconds once."""
+
+    index_block_bytes: int = option(
+        256, "bytes", "block of prompt in the index of replicas that publish no KV events"
+    )
+    bytes_per_token: float = option(
+        4.0, "bytes", "prompt bytes that one token stands for; English text has about 4"
+    )
+    prefix_key_blocks: int = option(
+        2, "blocks", "blocks of the prompt's beginning that a hash policy looks at"
+    )
+    prefill_tokens_per_s: float = option(
+        8000.0, "tokens/s", "prefill speed of a replica that does not report its own"
+    )
+    index_entries_max: int = option(
+        500_000, "entries", "blocks known over all replicas, about 300 bytes each; oldest go first"
+    )
+    learned_tokens_max: int = option(
+        400_000, "tokens", "cache of a replica that does not report its KV capacity"
+    )
+    prediction_ttl_s: float = option(
+        30.0, "s", "how long a dispatched prompt counts as cached before a KV event confirms it"
+    )
+    report_stale_s: float = option(
+        1.0, "s", "age from which a load report earns no cache credit; ten report intervals"
+    )
+    report_dead_s: float = option(
+        3.0, "s", "age from which its replica gets no traffic while others report"
+    )
+    report_forget_s: float = option(
+        60.0, "s", "how long a replica may be missing from the store before it is forgotten"
+    )
+    gateway_report_ttl_s: float = option(
+        1.5, "s", "age from which the load of the other gateways is no longer believed"
+    )
+    lease_ttl_s: float = option(
+        900.0, "s", "silence after which a lease is taken back; above every time limit on answers"
+    )
+    in_flight_max: int = option(
+        0, "requests", "requests on one replica from which others are queued; 0: no limit"
+    )
+    queue_max: int = option(1000, "requests", "requests that may wait for a replica's slot")
+    queue_timeout_s: float = option(30.0, "s", "longest wait in the queue, then 503")
+    retry_max: int = option(2, "attempts", "attempts beyond the first, each on another replica")
+    retry_budget: float = option(
+        0.2, "0..1", "share of requests that may be retried, over the whole fleet"
+    )
+    retry_floor_per_s: float = option(
+        2.0, "retries/s", "retries always allowed, so that a quiet fleet can retry at all"
+    )
+    retry_backoff_s: float = option(
+        0.01, "s", "longest wait before the first retry; doubles with each further one"
+    )
+    retry_backoff_max_s: float = option(0.25, "s", "longest wait before any retry")
+    breaker_failures: int = option(
+        5, "failures", "transport errors, time-outs or 5xx in a row that eject a replica"
+    )
+    breaker_window_s: float = option(10.0, "s", "time over which the share of failures is taken")
+    breaker_window_share: float = option(
+        0.5, "0..1", "share of failures in the window that ejects a replica"
+    )
+    breaker_window_requests: int = option(
+        20, "requests", "answers in the window below which the share says nothing"
+    )
+    breaker_cooldown_s: float = option(
+        5.0, "s", "first time out of the fleet; doubles with each ejection in a row"
+    )
+    breaker_cooldown_max_s: float = option(60.0, "s", "longest time out of the fleet")
+    back_pressure_s: float = option(
+        0.5, "s", "how long a replica that answers 429 or 503 is avoided; doubles in a row"
+    )
+    back_pressure_max_s: float = option(8.0, "s", "longest time such a replica is avoided")
+
+    def __post_init__(self) -> None:
+        self._check_signs()
+        if self.index_block_bytes % 4:
+            # Prompts are padded to 4-byte words; a block that cuts a word would match by chance.
+            raise ValueError(f"index_block_bytes is {self.index_block_bytes}, must be 4 n")
+        if self.report_dead_s < self.report_stale_s:
+            raise ValueError(
+                f"report_dead_s is {self.report_dead_s}, must be at least report_stale_s, "
+                f"which is {self.report_stale_s}"
+            )
+        for longest, first in (
+            ("breaker_cooldown_max_s", "breaker_cooldown_s"),
+            ("back_pressure_max_s", "back_pressure_s"),
+            ("retry_backoff_max_s", "retry_backoff_s"),
+        ):
+            if getattr(self, longest) < getattr(self, first):
+                raise ValueError(f"{longest} must be at least {first}")
+        for share in ("retry_budget", "breaker_window_share"):
+            if not 0 <= getattr(self, share) <= 1:
+                raise ValueError(f"{share} is {getattr(self, share)}, must be from 0 to 1")
+
+    def _check_signs(self) -> None:
+        may_be_zero = {"in_flight_max", "queue_max", "retry_max", "retry_budget"}
+        may_be_zero |= {"retry_floor_per_s", "retry_backoff_s", "retry_backoff_max_s"}
+        for name, value in vars(self).items():
+            if value < 0 or (value == 0 and name not in may_be_zero):
+                least = "0 or more" if name in may_be_zero else "above 0"
+                raise ValueError(f"{name} is {value}, must be {least}")

@@ -1,0 +1,33 @@
+"""What `decide()` answers: a replica with a lease on it, or why there is none."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router.core.ledger import Lease
+from router.core.reason import Ineligible, Reason
+from router.core.view import ReplicaView
+
+
+@dataclass(slots=True)  # not frozen, which costs 1 us for each one made
+class Decision:
+    """One routing decision. ``replica`` and ``lease`` are there together or not at all.
+
+    ``ineligible`` says by replica id why the others could not be chosen; it is shared between
+    decisions and must not be written to.
+    """
+
+    reason: Reason
+    replica: ReplicaView | None
+    lease: Lease | None
+    matched_tokens: int
+    ineligible: Mapping[str, Ineligible]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How a request would be decided: ``eligible`` were weighed, their matches are in it."""
+
+    reason: Reason
+    replica: ReplicaView | None
+    eligible: list[ReplicaView]
+    ineligible: Mapping[str, Ineligible]

@@ -1,0 +1,312 @@
+"""All that one gateway believes of its fleet, and the decision that rests on it.
+
+The shell puts reports, events and the ends of attempts in; `decide()` reads a consistent state
+and books its lease before it returns, so the next request of the same burst sees it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+from contract.kv_events import KvEventBatch, KvSnapshot
+from contract.load_report import GatewayReport, InFlight, LoadReport
+from contract.openai_api import Usage
+from router.core.belief import Belief, Freshness
+from router.core.config import RoutingConfig, micros
+from router.core.decision import Decision, Explanation
+from router.core.health import AttemptOutcome, BreakerState
+from router.core.kv_mirror import apply_batch, apply_snapshot
+from router.core.learning import learn_from_end
+from router.core.ledger import Lease, Ledger
+from router.core.policy import Policy
+from router.core.prefix_index import PrefixIndex
+from router.core.reason import Ineligible, Reason
+from router.core.roster import Pool, Roster
+from router.core.view import ReplicaView, RouteRequest
+
+COMPUTED_US = 10_000_000
+"""A prompt sent so long ago has been computed, so that the engine's word on it counts."""
+
+_DEAD = (Ineligible.EJECTED, Ineligible.NOT_REPORTING, Ineligible.CONTRACT_MISMATCH)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica as the admin and the metrics show it."""
+
+    view: ReplicaView
+    standing: Ineligible | None  # None: it may be chosen
+    freshness: Freshness
+    breaker: BreakerState
+    is_static: bool
+    is_draining: bool
+    mismatch: str | None
+    report: LoadReport | None
+    report_age_us: int | None
+    believed_blocks: int
+
+
+class FleetState:
+    """One gateway's beliefs, leases and prefix index. All methods return at once."""
+
+    def __init__(self, config: RoutingConfig, policy: Policy) -> None:
+        self.policy = policy
+        self.index = PrefixIndex(config.index_entries_max, micros(config.prediction_ttl_s))
+        self.ledger = Ledger(micros(config.lease_ttl_s), self._lease_ended)
+        self._config = config
+        self._roster = Roster(config, self.index)
+        self._arrivals: dict[str | None, int] = {}  # decisions per known model
+        self._gateway_id: str | None = None
+        self._now_us = 0
+
+    def decide(self, request: RouteRequest, now_us: int, tried: Collection[str] = ()) -> Decision:
+        """Choose a replica for ``request`` and book its lease, or say why there is none.
+
+        ``tried`` names replicas that have failed this request. Fills in ``request``'s match.
+        """
+        self._now_us = now_us
+        pool = self._roster.pool(request.model)
+        eligible, excluded = pool.views, pool.excluded
+        if tried or self._config.in_flight_max:
+            excluded = self._narrow(pool, tried)
+            eligible = [view for view in pool.views if view.replica_id not in excluded]
+        if not eligible:
+            return Decision(_refusal(excluded), None, None, 0, excluded)
+        matched_blocks = self._match(request, pool)
+        self._number(request)
+        alone = len(eligible) == 1
+        replica = eligible[0] if alone else self.policy.choose(request, eligible)
+        reason = Reason.ONLY_ONE if alone else _reason(request, replica, eligible)
+        lease = self._book(request, replica, matched_blocks.get(replica.slot, 0), now_us)
+        return Decision(reason, replica, lease, lease.matched_tokens, excluded)
+
+    def explain(self, request: RouteRequest) -> Explanation:
+        """Say how ``request`` would be decided now, and book nothing. Fills in its match."""
+        pool = self._roster.pool(request.model)
+        excluded = self._narrow(pool, ())
+        eligible = [view for view in pool.views if view.replica_id not in excluded]
+        if not eligible:
+            return Explanation(_refusal(excluded), None, [], excluded)
+        self._match(request, pool)
+        key = self._roster.key_of(request.model)
+        request.arrival_index = self._arrivals.get(key, 0)
+        alone = len(eligible) == 1
+        replica = eligible[0] if alone else self.policy.choose(request, eligible)
+        reason = Reason.ONLY_ONE if alone else _reason(request, replica, eligible)
+        return Explanation(reason, replica, eligible, excluded)
+
+    def add_static(
+        self, url: str, replica_id: str | None = None, model: str | None = None, *, now_us: int
+    ) -> ReplicaView:
+        """Add a replica by hand; without an id its url is its id until it reports another."""
+        self._now_us = now_us
+        return self._roster.add_static(url, replica_id or url, model)
+
+    def remove(self, replica_id: str) -> bool:
+        """Take a replica out at once; one that still reports comes back, so drain it instead."""
+        return self._roster.remove(replica_id)
+
+    def drain(self, replica_id: str, draining: bool) -> bool:
+        """Let a replica finish and give it nothing new, or take it back. False if unknown."""
+        belief = self._roster.get(replica_id)
+        if belief is None:
+            return False
+        belief.is_drained_by_admin = draining
+        self._roster.changed()
+        return True
+
+    def set_models(self, replica_id: str, names: Sequence[str]) -> None:
+        """Take in what a replica that does not report says it serves: its model, then others."""
+        belief = self._roster.get(replica_id)
+        if belief is None or belief.report is not None or not names:
+            return
+        belief.view.model = belief.view.model or names[0]
+        belief.listed_models = tuple(names)
+        self._roster.changed()
+
+    def on_report(self, report: LoadReport, age_us: int, now_us: int) -> None:
+        """Take in a report that was ``age_us`` old when it was read, at ``now_us``."""
+        self._now_us = now_us
+        self._roster.take_report(report, now_us - age_us, now_us)
+
+    def on_mismatch(self, replica_id: str, message: str) -> None:
+        """Take in that a replica's report cannot be decoded; it gets no traffic until one can."""
+        belief = self._roster.get(replica_id)
+        if belief is not None:
+            belief.mismatch = message
+            self._roster.changed()
+
+    def on_reports_read(self, present: Collection[str], now_us: int) -> None:
+        """Take in that the store was read and held reports of ``present`` only."""
+        self._now_us = now_us
+        self._roster.mark_absent(present, now_us)
+        self._forget_arrivals()
+
+    def on_gateway_reports(self, reports: Sequence[GatewayReport], now_us: int) -> None:
+        """Take in all gateways' reports; this gateway's own is left out of the sum."""
+        self._now_us = now_us
+        others = [report for report in reports if report.gateway_id != self._gateway_id]
+        self._roster.take_gateway_reports(others, now_us)
+
+    def on_kv_batch(self, replica_id: str, batch: KvEventBatch, now_us: int) -> bool:
+        """Apply a batch of KV events. False: there is a gap, read the replica's snapshot.
+
+        After the snapshot, offer the batches since again: those it includes are skipped.
+        """
+        self._now_us = now_us
+        belief = self._of_events(replica_id, batch)
+        return belief is None or apply_batch(self.index, belief.view.slot, belief.kv, batch)
+
+    def on_kv_snapshot(self, replica_id: str, snapshot: KvSnapshot, now_us: int) -> bool:
+        """Apply a snapshot. False: it is of another process, so the gap is still there."""
+        self._now_us = now_us
+        belief = self._of_events(replica_id, snapshot)
+        return belief is None or apply_snapshot(self.index, belief.view.slot, belief.kv, snapshot)
+
+    def own_report(self, gateway_id: str, incarnation: str, sequence: int) -> GatewayReport:
+        """Return what this gateway has under way, for the others."""
+        self._gateway_id = gateway_id
+        in_flight = {
+            belief.view.replica_id: InFlight(belief.view.own_requests, belief.view.own_ahead_tokens)
+            for belief in self._roster
+            if belief.view.own_requests
+        }
+        return GatewayReport(gateway_id, incarnation, sequence, in_flight)
+
+    def tick(self, now_us: int) -> None:
+        """Let time pass: predictions, leases, reports and cooldowns. Every 100 ms or so."""
+        self._now_us = now_us
+        self.index.expire(now_us)
+        self.ledger.expire(now_us)
+        self._roster.tick(now_us)
+
+    def models(self) -> list[str]:
+        """Return the names and aliases that live replicas serve, sorted; of all if none lives."""
+        live = [belief for belief in self._roster if belief.standing() not in _DEAD]
+        names = {
+            name for belief in live or self._roster for name in (belief.view.model, *belief.aliases)
+        }
+        return sorted(name for name in names if name is not None)
+
+    def views(self) -> list[ReplicaStatus]:
+        """Return every replica's status, by replica id, as of the last input."""
+        statuses = [self._status(belief) for belief in self._roster]
+        return sorted(statuses, key=lambda status: status.view.replica_id)
+
+    def check(self) -> None:
+        """Assert the invariants of the index and the ledger."""
+        self.index.check()
+        self.ledger.check(belief.view for belief in self._roster)
+
+    def _narrow(self, pool: Pool, tried: Collection[str]) -> dict[str, Ineligible]:
+        """Return who is out, those included that this request may not use or that are full."""
+        excluded = dict(pool.excluded)
+        limit = self._config.in_flight_max
+        for view in pool.views:
+            if view.replica_id in tried:
+                excluded[view.replica_id] = Ineligible.ALREADY_TRIED
+            elif limit and view.requests >= limit:
+                excluded[view.replica_id] = Ineligible.AT_LIMIT
+        return excluded
+
+    def _match(self, request: RouteRequest, pool: Pool) -> dict[int, int]:
+        """Fill in the matched tokens; return the matched blocks, by slot."""
+        matched: dict[int, int] = {}
+        request.matched_tokens = {}
+        if not request.prompt:
+            return matched
+        tokens_max = max(0, request.prompt_tokens - 1)
+        for block_bytes, slots in pool.credit.items():
+            blocks = self.index.match(request.chain(block_bytes), slots)
+            tokens_per_block = block_bytes / self._config.bytes_per_token
+            for slot, depth in blocks.items():
+                request.matched_tokens[slot] = min(int(depth * tokens_per_block), tokens_max)
+            matched.update(blocks)
+        return matched
+
+    def _number(self, request: RouteRequest) -> None:
+        key = self._roster.key_of(request.model)
+        request.arrival_index = self._arrivals.get(key, 0)
+        self._arrivals[key] = request.arrival_index + 1
+
+    def _forget_arrivals(self) -> None:
+        known = {self._roster.key_of(key) for key in self._arrivals}
+        self._arrivals = {key: n for key, n in self._arrivals.items() if key in known}
+
+    def _book(
+        self, request: RouteRequest, replica: ReplicaView, matched_blocks: int, now_us: int
+    ) -> Lease:
+        belief = self._roster.of(replica)
+        assert belief is not None
+        was_computing = replica.own_ahead_tokens > 0
+        matched_tokens = request.matched_tokens.get(replica.slot, 0)
+        uncached_tokens = request.prompt_tokens - matched_tokens
+        lease = self.ledger.book(replica, matched_tokens, uncached_tokens, now_us)
+        belief.note_own_load()
+        lease.is_probe = belief.breaker.begin_attempt()
+        if lease.is_probe:
+            self._roster.changed()  # the others wait for what the probe says
+        if request.prompt:
+            lease.chain = request.chain(belief.block_bytes)
+            lease.matched_blocks = matched_blocks
+            slot, chain = replica.slot, lease.chain
+            used_us = self.index.expect(slot, chain, matched_blocks, now_us)
+            if used_us is not None and (not was_computing or now_us - used_us >= COMPUTED_US):
+                lease.matched_last_used_us = used_us
+        return lease
+
+    def _lease_ended(
+        self, lease: Lease, outcome: AttemptOutcome, now_us: int, usage: Usage | None
+    ) -> None:
+        belief = self._roster.of(lease.replica)
+        if belief is None:
+            return  # that process has gone, and what it did says nothing of its successor
+        before = belief.standing()
+        belief.breaker.observe(outcome, now_us, began_us=lease.booked_us, is_probe=lease.is_probe)
+        if belief.standing() is not before:
+            self._roster.changed()
+        if lease.chain:
+            learn_from_end(self.index, belief, lease, outcome, usage)
+
+    def _of_events(self, replica_id: str, message: KvEventBatch | KvSnapshot) -> Belief | None:
+        """Return whose events these are, None if they are of no use: unknown, late, foreign."""
+        belief = self._roster.get(replica_id)
+        if belief is None or not belief.publishes_events or belief.mismatch is not None:
+            return None
+        return None if message.incarnation in belief.retired else belief
+
+    def _status(self, belief: Belief) -> ReplicaStatus:
+        has_report = belief.report is not None
+        return ReplicaStatus(
+            view=belief.view,
+            standing=belief.standing(),
+            freshness=belief.freshness,
+            breaker=belief.breaker.state,
+            is_static=belief.is_static,
+            is_draining=belief.is_draining,
+            mismatch=belief.mismatch,
+            report=belief.report,
+            report_age_us=max(0, self._now_us - belief.reported_us) if has_report else None,
+            believed_blocks=self.index.num_blocks(belief.view.slot),
+        )
+
+
+def _refusal(excluded: Mapping[str, Ineligible]) -> Reason:
+    why = set(excluded.values())
+    if not why:
+        return Reason.NO_REPLICA
+    if why == {Ineligible.OTHER_MODEL}:
+        return Reason.MODEL_NOT_FOUND
+    return Reason.QUEUED if Ineligible.AT_LIMIT in why else Reason.ALL_EXCLUDED
+
+
+def _reason(request: RouteRequest, replica: ReplicaView, eligible: Sequence[ReplicaView]) -> Reason:
+    if not request.prompt:
+        return Reason.NO_PROMPT
+    matched = request.matched_tokens
+    if not matched:
+        return Reason.COLD
+    most = max(map(matched.get, [view.slot for view in eligible], repeat(0)))
+    if not most:
+        return Reason.COLD
+    return Reason.WARM if matched.get(replica.slot, 0) == most else Reason.SPREAD

@@ -1,0 +1,125 @@
+"""This gateway's own load, exactly: one lease per attempt, booked before any await.
+
+Invariant: a view's ``own_requests`` is the number of its open leases, and ``own_ahead_tokens``
+the sum of the uncached tokens of those before their first byte; ``check()`` executes it. A lease
+holds the view it was booked on, so the release of a lease on a replica that has restarted since
+reaches the old view, which nobody chooses any more.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from contract.blocks import BlockHash
+from contract.openai_api import Usage
+from router.core.health import AttemptOutcome
+from router.core.view import ReplicaView
+
+EXPIRY_SCANS_PER_TTL = 10
+
+
+class Lease:
+    """One attempt's share of a replica's load. ``end`` gives it back, once, on every path."""
+
+    __slots__ = (
+        *("replica", "matched_tokens", "uncached_tokens", "booked_us", "renewed_us"),
+        *("first_byte_us", "is_open", "is_probe", "chain", "matched_blocks"),
+        *("matched_last_used_us", "_ledger"),
+    )
+
+    def __init__(
+        self, ledger: "Ledger", replica: ReplicaView, matched: int, uncached: int, now_us: int
+    ) -> None:
+        self.replica = replica
+        self.matched_tokens = matched
+        self.uncached_tokens = uncached
+        self.booked_us = now_us
+        self.renewed_us = now_us
+        self.first_byte_us: int | None = None
+        self.is_open = True
+        self.is_probe = False
+        self.chain: Sequence[BlockHash] = ()  # the prompt in this replica's blocks
+        self.matched_blocks = 0
+        self.matched_last_used_us: int | None = None  # before this lease; None if not learned
+        self._ledger = ledger
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its prefill is still ahead of whoever comes next."""
+        return self.is_open and self.first_byte_us is None
+
+    def first_byte(self, now_us: int) -> None:
+        """The prompt has been computed: its tokens are no longer ahead of anyone."""
+        self.renewed_us = now_us
+        if self.is_ahead:
+            self.first_byte_us = now_us
+            self.replica.own_ahead_tokens -= self.uncached_tokens
+
+    def renew(self, now_us: int) -> None:
+        """Bytes flow: the lease lives on."""
+        self.renewed_us = now_us
+
+    def end(self, outcome: AttemptOutcome, now_us: int, usage: Usage | None = None) -> bool:
+        """Give the load back. Returns False, and does nothing, if that has been done."""
+        return self._ledger.release(self, outcome, now_us, usage)
+
+
+OnEnd = Callable[[Lease, AttemptOutcome, int, Usage | None], None]
+
+
+class Ledger:
+    """All open leases of this gateway, oldest first."""
+
+    def __init__(self, lease_ttl_us: int, on_end: OnEnd) -> None:
+        self.expired_total = 0
+        self._ttl_us = lease_ttl_us
+        self._on_end = on_end
+        self._open: dict[Lease, None] = {}
+        self._next_scan_us = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def book(self, replica: ReplicaView, matched: int, uncached: int, now_us: int) -> Lease:
+        """Count one more request on ``replica``, with so many tokens cached and to compute."""
+        assert matched >= 0
+        assert uncached >= 0
+        lease = Lease(self, replica, matched, uncached, now_us)
+        self._open[lease] = None
+        replica.own_requests += 1
+        replica.own_ahead_tokens += uncached
+        return lease
+
+    def release(
+        self, lease: Lease, outcome: AttemptOutcome, now_us: int, usage: Usage | None
+    ) -> bool:
+        """See ``Lease.end``. ``on_end`` is called once, after the load has been given back."""
+        if not lease.is_open:
+            return False
+        replica = lease.replica
+        replica.own_requests -= 1
+        if lease.is_ahead:
+            replica.own_ahead_tokens -= lease.uncached_tokens
+        assert replica.own_requests >= 0
+        assert replica.own_ahead_tokens >= 0
+        lease.is_open = False
+        del self._open[lease]
+        self._on_end(lease, outcome, now_us, usage)
+        lease.chain = ()  # whoever keeps the lease need not keep the prompt's blocks
+        return True
+
+    def expire(self, now_us: int) -> None:
+        """Take back leases without a byte for the time to live (up to a tenth longer)."""
+        if now_us < self._next_scan_us:
+            return
+        self._next_scan_us = now_us + self._ttl_us // EXPIRY_SCANS_PER_TTL
+        for lease in list(self._open):
+            if now_us - lease.renewed_us >= self._ttl_us:
+                self.expired_total += 1
+                lease.end(AttemptOutcome.CANCELLED, now_us)
+
+    def check(self, replicas: Iterable[ReplicaView]) -> None:
+        """Assert this file's invariant for ``replicas``."""
+        for replica in replicas:
+            leases = [lease for lease in self._open if lease.replica is replica]
+            assert replica.own_requests == len(leases)
+            ahead_tokens = sum(lease.uncached_tokens for lease in leases if lease.is_ahead)
+            assert replica.own_ahead_tokens == ahead_tokens

@@ -1,0 +1,231 @@
+"""Who is in the fleet, and who of them may take a request for a model now.
+
+The answer to the second question is kept until something changes it: a report, an ejection, a
+drain, an age. Gravest reasons yield last: replicas that push back are used when no other is left,
+then those that stopped reporting, then the ejected ones (when all are out, all are in). Another
+model, draining and a contract mismatch never yield.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from contract.load_report import GatewayReport, InFlight, LoadReport
+from router.core.belief import IDLE, Belief
+from router.core.config import RoutingConfig, micros
+from router.core.kv_mirror import restart
+from router.core.prefix_index import PrefixIndex
+from router.core.reason import Ineligible
+from router.core.view import ReplicaView
+
+_YIELDS_LAST = (None, Ineligible.BACKING_OFF, Ineligible.NOT_REPORTING, Ineligible.EJECTED)
+_OTHER_NAMES = "\0"  # stands for every model name that no replica has given
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The replicas that may take a request for one model, as things stand."""
+
+    views: list[ReplicaView]
+    credit: dict[int, int]  # block size in bytes -> bit set of the slots whose cache counts
+    excluded: dict[str, Ineligible]  # by replica id: all others
+
+
+class Roster:
+    """The beliefs about all replicas, by id and by slot; keeps the index's slots with them."""
+
+    def __init__(self, config: RoutingConfig, index: PrefixIndex) -> None:
+        self._config = config
+        self._index = index
+        self._by_id: dict[str, Belief] = {}
+        self._by_slot: dict[int, Belief] = {}
+        self._free_slots: list[int] = []
+        self._pools: dict[str | None, Pool] = {}
+        self._names: frozenset[str] | None = None
+        self._others_until_us = 0
+
+    def __iter__(self) -> Iterator[Belief]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, replica_id: str) -> Belief | None:
+        """Return what is believed of a replica, None if it is unknown."""
+        return self._by_id.get(replica_id)
+
+    def of(self, view: ReplicaView) -> Belief | None:
+        """Return the belief behind ``view``, None if that process is no longer in the fleet."""
+        belief = self._by_slot.get(view.slot)
+        return belief if belief is not None and belief.view is view else None
+
+    def names(self) -> frozenset[str]:
+        """Every model name and alias that a replica has given."""
+        if self._names is None:
+            given = (name for b in self for name in (b.view.model, *b.aliases))
+            self._names = frozenset(name for name in given if name is not None)
+        return self._names
+
+    def key_of(self, model: str | None) -> str | None:
+        """Return a model's key: itself if known, so that clients cannot grow a table."""
+        return model if model is None or model in self.names() else _OTHER_NAMES
+
+    def pool(self, model: str | None) -> Pool:
+        """Return who may take a request for ``model`` (None: the request names none)."""
+        pool = self._pools.get(model)
+        if pool is None:
+            key = self.key_of(model)
+            pool = self._pools.get(key) or self._make_pool(key)
+            self._pools[key] = pool
+        return pool
+
+    def changed(self) -> None:
+        """Forget the pools: someone's standing has changed."""
+        self._pools.clear()
+        self._names = None
+
+    def add_static(self, url: str, replica_id: str, model: str | None) -> ReplicaView:
+        """Add a replica by hand. The same again changes nothing; another url is a new replica."""
+        belief = self._by_id.get(replica_id)
+        if belief is not None and belief.view.url == url:
+            belief.is_static = True
+            return belief.view
+        if belief is not None:
+            self.remove(replica_id)
+        return self._add(replica_id, url, model, is_static=True).view
+
+    def remove(self, replica_id: str) -> bool:
+        """Take a replica out; its leases stay with its view. False if there is none."""
+        belief = self._by_id.pop(replica_id, None)
+        if belief is None:
+            return False
+        slot = belief.view.slot
+        del self._by_slot[slot]
+        self._index.close_slot(slot)
+        heappush(self._free_slots, slot)
+        self.changed()
+        return True
+
+    def take_report(self, report: LoadReport, counted_us: int, now_us: int) -> None:
+        """Take in one report: of a new replica, of a known one, or of its next process."""
+        belief = self._by_id.get(report.replica_id) or self._adopt(report)
+        if belief is None:
+            belief = self._add(report.replica_id, report.url, report.model, is_static=False)
+        elif belief.is_older(report):
+            belief.absent_since_us = None  # still in the store, so it counts as before
+            return
+        elif belief.is_restart(report):
+            belief = self._replace(belief, report.incarnation)
+        before = _shape(belief)
+        belief.accept(report, counted_us)
+        self._open_slot(belief)
+        if belief.age(now_us) or _shape(belief) != before:
+            self.changed()
+
+    def mark_absent(self, present: Collection[str], now_us: int) -> None:
+        """Take in that the store answered, with reports of ``present`` only."""
+        forget_us = micros(self._config.report_forget_s)
+        for belief in list(self):
+            if belief.report is None or belief.view.replica_id in present:
+                belief.absent_since_us = None
+            elif belief.absent_since_us is None:
+                belief.absent_since_us = now_us
+                if belief.age(now_us):
+                    self.changed()
+            elif not belief.is_static and now_us - belief.absent_since_us >= forget_us:
+                self.remove(belief.view.replica_id)
+
+    def take_gateway_reports(self, reports: list[GatewayReport], now_us: int) -> None:
+        """Take in what all other gateways have under way, in sum."""
+        requests: dict[str, int] = {}
+        ahead_tokens: dict[str, int] = {}
+        for report in reports:
+            for replica_id, load in report.in_flight.items():
+                requests[replica_id] = requests.get(replica_id, 0) + load.requests
+                ahead_tokens[replica_id] = ahead_tokens.get(replica_id, 0) + load.ahead_tokens
+        for belief in self:
+            key = belief.view.replica_id
+            belief.set_others(InFlight(requests.get(key, 0), ahead_tokens.get(key, 0)))
+        self._others_until_us = now_us + micros(self._config.gateway_report_ttl_s)
+
+    def tick(self, now_us: int) -> None:
+        """Let reports, cooldowns and the other gateways' load grow old."""
+        for belief in self:
+            before = belief.standing()
+            belief.breaker.tick(now_us)
+            if belief.age(now_us) or belief.standing() is not before:
+                self.changed()
+            if now_us >= self._others_until_us:
+                belief.set_others(IDLE)
+
+    def _add(self, replica_id: str, url: str, model: str | None, *, is_static: bool) -> Belief:
+        slot = heappop(self._free_slots) if self._free_slots else len(self._by_slot)
+        view = ReplicaView(replica_id, slot, url, model)
+        view.prefill_tokens_per_s = self._config.prefill_tokens_per_s
+        belief = Belief(view, self._config, is_static=is_static)
+        self._by_id[replica_id] = self._by_slot[slot] = belief
+        self._open_slot(belief)
+        self.changed()
+        return belief
+
+    def _adopt(self, report: LoadReport) -> Belief | None:
+        """Find the static replica of the same url that has not yet told its id: it is that one."""
+        for belief in self:
+            if belief.report is None and belief.view.url.rstrip("/") == report.url.rstrip("/"):
+                del self._by_id[belief.view.replica_id]
+                belief.view.replica_id = report.replica_id
+                self._by_id[report.replica_id] = belief
+                self.changed()
+                return belief
+        return None
+
+    def _replace(self, belief: Belief, incarnation: str) -> Belief:
+        """Begin anew for a restarted process: no load, no failures, a cold cache."""
+        successor = belief.successor()
+        slot = belief.view.slot
+        self._by_id[belief.view.replica_id] = self._by_slot[slot] = successor
+        if belief.kv.incarnation != incarnation:  # else its events told of it first
+            self._index.clear(slot)
+            restart(belief.kv, None)
+        self.changed()
+        return successor
+
+    def _open_slot(self, belief: Belief) -> None:
+        slot, blocks_max = belief.view.slot, belief.learned_blocks_max
+        self._index.open_slot(slot, belief.block_bytes, blocks_max)
+
+    def _make_pool(self, key: str | None) -> Pool:
+        excluded: dict[str, Ineligible] = {}
+        tiers: dict[Ineligible | None, list[Belief]] = {}
+        for belief in self:
+            if key is not None and not belief.serves(key):
+                excluded[belief.view.replica_id] = Ineligible.OTHER_MODEL
+                continue
+            standing = belief.standing()
+            if standing is not None:
+                excluded[belief.view.replica_id] = standing
+            tiers.setdefault(standing, []).append(belief)
+        chosen = next((tiers[tier] for tier in _YIELDS_LAST if tier in tiers), [])
+        for belief in chosen:
+            excluded.pop(belief.view.replica_id, None)
+        return Pool([belief.view for belief in chosen], _credit(chosen), excluded)
+
+
+def _credit(beliefs: list[Belief]) -> dict[int, int]:
+    """Return whose cache counts, by block size: those with a current report, if any has one.
+
+    Where all reports are old it is the store that went, and what the index knows is as good for
+    one replica as for another: to drop it would cool every cache in the fleet at once.
+    """
+    current = [belief for belief in beliefs if belief.has_cache_credit]
+    credit: dict[int, int] = {}
+    for belief in current or beliefs:
+        slots = credit.get(belief.block_bytes, 0)
+        credit[belief.block_bytes] = slots | 1 << belief.view.slot
+    return credit
+
+
+def _shape(belief: Belief) -> tuple[object, ...]:
+    """Return all of a belief that the pools depend on."""
+    view = belief.view
+    return (view.url, view.model, belief.aliases, belief.block_bytes, belief.standing())
