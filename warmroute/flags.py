@@ -1,14 +1,22 @@
 """Command-line flags made from the same declarations as the TOML keys and the docs."""
 
 import argparse
+from collections.abc import Collection
 from typing import Any
 
 from contract.options import option_rows
 
 
-def add_flags(parser: argparse.ArgumentParser, section: type) -> None:
-    """Add one flag per setting of ``section``; a flag that is not given leaves no trace."""
+def add_flags(
+    parser: argparse.ArgumentParser, section: type, only: Collection[str] | None = None
+) -> None:
+    """Add one flag per setting of ``section``, or of those in ``only``.
+
+    A flag that is not given leaves no trace in what is parsed.
+    """
     for row in option_rows(section):
+        if only is not None and row.name not in only:
+            continue
         default = "none" if row.default is None else row.default
         if isinstance(default, tuple):
             default = ",".join(map(str, default))

@@ -1,0 +1,41 @@
+"""The pages that are made from the code say what the code says now; `make docs` makes them anew."""
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from router.core.exchange import state_diagram
+from warmroute.pages import configuration_markdown, metrics_markdown, policies_markdown
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("policies.md", policies_markdown),
+        ("configuration.md", configuration_markdown),
+        ("metrics.md", metrics_markdown),
+    ],
+    ids=["policies", "configuration", "metrics"],
+)
+def test_a_generated_page_is_current(name: str, made: object) -> None:
+    assert callable(made)
+
+    assert (ROOT / "docs" / name).read_text() == made(), "stale: run `make docs`"
+
+
+def test_the_picture_of_the_exchange_is_the_table_s() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+
+    (picture,) = re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL)
+
+    assert picture == state_diagram(), "stale: run `make docs`"
+
+
+def test_the_changelog_begins_with_the_version_of_the_code() -> None:
+    versions = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert versions[0] == version("warmroute")

@@ -1,0 +1,1 @@
+"""The demo: real processes, a real trace, one table."""

@@ -1,0 +1,180 @@
+"""Pages made from the code, so that they cannot go stale: policies, configuration, metrics."""
+
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
+
+from contract.options import OptionRow, option_rows
+from replicas.core.engine import EngineStats
+from replicas.server.config import ReplicaConfig
+from replicas.server.metrics import ReplicaCollector, ReplicaMetrics
+from router.config import SECTIONS
+from router.core.policy import POLICIES, Policy
+from router.metric_table import Kind, MetricRow, metric_rows
+from warmroute.demo.fleet import DemoConfig
+
+DEFAULT_POLICY = "prefix_load"
+
+_MADE = "<!-- made by `{}`; do not edit -->\n"
+
+
+def policies_text() -> str:
+    """Return one line per policy."""
+    width = max(map(len, POLICIES))
+    lines = (f"{name:<{width}}  {_summary(policy)}" for name, policy in sorted(POLICIES.items()))
+    return "\n".join(lines)
+
+
+def policies_markdown() -> str:
+    """Return docs/policies.md."""
+    parts = [_MADE.format("warmroute policies --markdown"), _POLICIES_HEAD]
+    for name, policy in sorted(POLICIES.items()):
+        default = " (the default)" if name == DEFAULT_POLICY else ""
+        parts.append(f"\n## `{name}`{default}\n\n{_doc(policy)}\n")
+        rows = list(option_rows(policy))
+        if rows:
+            parts.append(f"\n{_option_table(rows)}\n")
+    return "".join(parts)
+
+
+def configuration_markdown() -> str:
+    """Return docs/configuration.md."""
+    parts = [_MADE.format("warmroute config --markdown"), _CONFIGURATION_HEAD]
+    for name, section in SECTIONS.items():
+        parts.append(f"\n### `[{name}]`\n\n{_option_table(option_rows(section))}\n")
+    parts.append(
+        "\n## The replica: `warmroute replica`\n\nEvery setting is a flag "
+        "(`kv_blocks` is `--kv-blocks`).\n\n" + _option_table(option_rows(ReplicaConfig)) + "\n"
+    )
+    parts.append(
+        "\n## The demo: `warmroute demo`\n\nEvery setting is a flag.\n\n"
+        + _option_table(option_rows(DemoConfig))
+        + "\n"
+    )
+    return "".join(parts)
+
+
+def metrics_markdown() -> str:
+    """Return docs/metrics.md."""
+    parts = [_MADE.format("warmroute metrics --markdown"), _METRICS_HEAD]
+    for title, rows in (
+        ("The gateway (admin port, `/metrics`)", metric_rows()),
+        ("A replica (`/metrics`)", _replica_metric_rows()),
+    ):
+        parts.append(f"\n## {title}\n\n")
+        parts.append(
+            _table(
+                ("metric", "type", "labels", "unit", "meaning"),
+                [
+                    (f"`{row.name}`", str(row.kind), ", ".join(row.labels), row.unit, row.meaning)
+                    for row in rows
+                ],
+            )
+        )
+        parts.append("\n")
+    return "".join(parts)
+
+
+def metrics_text() -> str:
+    """Return one line per metric of the gateway."""
+    rows = metric_rows()
+    width = max(len(row.name) for row in rows)
+    return "\n".join(f"{row.name:<{width}}  {row.meaning}" for row in rows)
+
+
+def effective_text(rows: Iterable[Any]) -> str:
+    """Return the effective settings, a line each, with their origin."""
+    lines = [(f"{row.section}.{row.name}", str(row.value), row.origin.value) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(2)]
+    return "\n".join(
+        f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}".rstrip()
+        for name, value, origin in lines
+    )
+
+
+def _replica_metric_rows() -> list[MetricRow]:
+    """Return what an idle replica exports, as rows."""
+    counts = {field.name: 0 for field in fields(EngineStats)} | {"kv_blocks_total": 1}
+    metrics = ReplicaMetrics()
+    metrics.count_refused("a code")
+    collector = ReplicaCollector(
+        metrics, lambda: EngineStats(**counts), lambda: 0, lambda: False, "a model", 16
+    )
+    return [
+        MetricRow(
+            name=family.name + ("_total" if family.type == "counter" else ""),
+            kind=Kind(family.type),
+            labels=tuple(label for label in family.samples[0].labels if label != "le"),
+            unit="",
+            meaning=family.documentation,
+        )
+        for family in collector.collect()
+    ]
+
+
+def _doc(policy: type[Policy]) -> str:
+    """Return a policy's docstring as Markdown; its indented formula is already a code block."""
+    return inspect.cleandoc(policy.__doc__ or "").replace("``", "`")
+
+
+def _summary(policy: type[Policy]) -> str:
+    return _doc(policy).splitlines()[0].replace("`", "")
+
+
+def _option_table(rows: Iterable[OptionRow]) -> str:
+    return _table(
+        ("setting", "value", "default", "unit", "meaning"),
+        [
+            (f"`{row.name}`", row.type_name, _default(row.default), row.unit, row.meaning)
+            for row in rows
+        ],
+    )
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "(empty)"
+    return str(getattr(value, "value", value)) or "(empty)"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+_POLICIES_HEAD = """
+# Policies
+
+A policy chooses one of the eligible replicas for one request. It is a pure function of the request
+and of what the gateway believes of each replica (its own leases, and what reports show beyond
+them), so a decision can be replayed. Choose one with `warmroute router --policy NAME`; its settings
+go under `[policy.NAME]` in the TOML file or `--set policy.NAME.SETTING=VALUE`.
+"""
+
+_CONFIGURATION_HEAD = """
+# Configuration
+
+One TOML file (`--config FILE`), overridden by the environment, by the named flags and by
+`--set SECTION.SETTING=VALUE`; secrets belong in the environment (`WARMROUTE_REDIS_URL`). An unknown
+name or an impossible value stops the start with exit status 3 and says what was found and what is
+known. `warmroute config --config FILE` prints every effective value and where it came from.
+
+Beside the sections, `replicas` is a list of URLs (or tables `[[replicas]]` with `url`, `id` and
+`model`) of engines that do not report in Redis, and `[policy]` has `name` and a table for each
+policy (see policies.md).
+
+## The gateway: `warmroute router`
+"""
+
+_METRICS_HEAD = """
+# Metrics
+
+Label values are bounded: no request id, session, path or text of a user is ever a label.
+"""
