@@ -15,7 +15,7 @@ class RoutingConfig:
     """`[routing]`. Times in seconds; the cores turn them into microseconds once."""
 
     index_block_bytes: int = option(
-        256, "bytes", "block of prompt in the index of replicas that publish no KV events"
+        512, "bytes", "block of prompt in the index of replicas that publish no KV events"
     )
     bytes_per_token: float = option(
         4.0, "bytes", "prompt bytes that one token stands for; English text has about 4"

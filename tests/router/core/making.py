@@ -13,13 +13,14 @@ from router.core.policy import build_policy
 from router.core.view import ReplicaView, RouteRequest
 
 MODEL = "m"
-BLOCK = 256  # bytes; the default of index_block_bytes
+BLOCK = 256  # bytes of the index in these tests, whatever the default
 SECOND = 1_000_000
 
 
 def make_fleet(ids: str = "", policy: str = "prefix_load", **settings: Any) -> FleetState:
     """Return a fleet with one static replica of MODEL for each letter of ``ids``."""
-    fleet = FleetState(RoutingConfig(**settings), build_policy(policy))
+    config = RoutingConfig(**({"index_block_bytes": BLOCK} | settings))
+    fleet = FleetState(config, build_policy(policy))
     for replica_id in ids:
         fleet.add_static(f"http://{replica_id}:1", replica_id, MODEL, now_us=0)
     return fleet

@@ -1,0 +1,306 @@
+"""The admin port: metrics, what the gateway believes of each replica, and changes to the fleet.
+
+Whoever reaches this port can send all traffic elsewhere, so it listens on loopback by default and
+refuses changes that a web page of another origin asks a browser to make.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from contract.failures import Failure, error_body
+from contract.options import SettingError
+from router.config import RouterConfig
+from router.core.belief import Freshness
+from router.core.fleet import FleetState, ReplicaStatus
+from router.core.policy import CostPolicy, Policy
+from router.core.request import BadRequestError, route_request
+from router.core.view import ReplicaView, RouteRequest
+from router.metrics import RouterMetrics
+from router.replica_entry import read_entry
+from router.store.sync import FleetSync
+
+SMALL_BODY_BYTES_MAX = 64 * 1024
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_encode = msgspec.json.Encoder().encode
+_REPORTS = (Freshness.FRESH, Freshness.STALE)
+
+
+@dataclass(frozen=True)
+class AdminParts:
+    """What the admin app shows and changes."""
+
+    config: RouterConfig
+    fleet: FleetState
+    sync: FleetSync
+    metrics: RouterMetrics
+    clock_us: Callable[[], int]
+
+
+class AdminError(Exception):
+    """A request that is refused; becomes an error body in OpenAI's shape."""
+
+    def __init__(self, status: int, message: str, failure: Failure) -> None:
+        super().__init__(message)
+        self.status = status
+        self.failure = failure
+
+
+def admin_app(parts: AdminParts) -> web.Application:
+    """Return the application; ``GET /`` lists its routes."""
+    handlers = _Handlers(parts)
+    app = web.Application(
+        middlewares=[_errors_as_json, _own_origin_only],
+        client_max_size=parts.config.gateway.max_body_bytes,
+    )
+    app.add_routes(
+        [
+            web.get("/", handlers.index),
+            web.get("/health", handlers.health),
+            web.get("/metrics", handlers.metrics),
+            web.get("/admin/config", handlers.config),
+            web.get("/admin/replicas", handlers.replicas),
+            web.post("/admin/replicas", handlers.add),
+            # An id may be a URL, so it may hold slashes.
+            web.post("/admin/replicas/{replica_id:.+}/drain", handlers.drain),
+            web.post("/admin/replicas/{replica_id:.+}/undrain", handlers.undrain),
+            web.delete("/admin/replicas/{replica_id:.+}", handlers.remove),
+            web.post("/admin/explain", handlers.explain),
+        ]
+    )
+    return app
+
+
+_ROUTES = {
+    "GET /": "this list",
+    "GET /health": "200 while the process runs, with the store's state and the replicas' number",
+    "GET /metrics": "all metrics as Prometheus reads them",
+    "GET /admin/config": "every setting in force, and where it came from",
+    "GET /admin/replicas": "every replica and what is believed of it",
+    "POST /admin/replicas": 'add one that does not report: {"url": ..., "id": ..., "model": ...}',
+    "POST /admin/replicas/{id}/drain": "give it nothing new",
+    "POST /admin/replicas/{id}/undrain": "take it back",
+    "DELETE /admin/replicas/{id}": "forget it; what runs there is not touched",
+    "POST /admin/explain?path=...": "how a request with this body would be routed; nothing is sent",
+}
+
+
+class _Handlers:
+    """One method for each route."""
+
+    def __init__(self, parts: AdminParts) -> None:
+        self._parts = parts
+        self._fleet = parts.fleet
+
+    async def index(self, _: web.Request) -> web.Response:
+        return _json({"routes": _ROUTES})
+
+    async def health(self, _: web.Request) -> web.Response:
+        statuses = self._fleet.views()
+        return _json(
+            {
+                "status": "ok",
+                "store": self._parts.sync.state.value,
+                "replicas": len(statuses),
+                "eligible_replicas": sum(status.standing is None for status in statuses),
+            }
+        )
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        text = await self._parts.metrics.render_in_turns()
+        return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
+
+    async def config(self, _: web.Request) -> web.Response:
+        rows = self._parts.config.effective()
+        return _json({"settings": [asdict(row) for row in rows]})
+
+    async def replicas(self, _: web.Request) -> web.Response:
+        statuses = [_status(status) for status in self._fleet.views()]
+        return _json({"replicas": statuses, "store": self._parts.sync.state.value})
+
+    async def add(self, request: web.Request) -> web.Response:
+        try:
+            entry = read_entry(await _json_body(request))
+        except SettingError as error:
+            raise AdminError(400, str(error), Failure.INVALID_REQUEST) from error
+        replica_id = entry.replica_id or entry.url
+        statuses = self._fleet.views()
+        known = _find(statuses, replica_id)
+        if known is not None and known.freshness in _REPORTS:
+            message = f"replica {replica_id!r} is known by its own reports; it cannot be replaced"
+            raise AdminError(409, message, Failure.INVALID_REQUEST)
+        if known is None and len(statuses) >= self._parts.config.store.replicas_max:
+            message = f"{len(statuses)} replicas are known, and replicas_max is not more"
+            raise AdminError(409, message, Failure.INVALID_REQUEST)
+        view = self._fleet.add_static(
+            entry.url, entry.replica_id, entry.model, now_us=self._parts.clock_us()
+        )
+        is_new = known is None or known.view is not view
+        status = _find(self._fleet.views(), view.replica_id)
+        assert status is not None
+        return _json(_status(status), 201 if is_new else 200)
+
+    async def remove(self, request: web.Request) -> web.Response:
+        status = self._named(request)
+        if status.freshness in _REPORTS:
+            message = "it reports and would be back at once; drain it, or stop the replica"
+            raise AdminError(409, message, Failure.INVALID_REQUEST)
+        self._fleet.remove(status.view.replica_id)
+        return _json({"removed": status.view.replica_id})
+
+    async def drain(self, request: web.Request) -> web.Response:
+        return self._set_draining(request, True)
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        return self._set_draining(request, False)
+
+    async def explain(self, request: web.Request) -> web.Response:
+        config = self._parts.config
+        path = request.query.get("path", "/v1/chat/completions")
+        request_id = request.headers.get("x-request-id", "explain")
+        session_key = request.headers.get(config.gateway.session_header)
+        body = await request.read()
+        try:
+            route = route_request(path, body, request_id, config.routing, session_key)
+        except BadRequestError as error:
+            raise AdminError(error.failure.kind.status, error.message, error.failure) from error
+        return _json(self._explanation(route))
+
+    def _explanation(self, route: RouteRequest) -> dict[str, Any]:
+        explanation = self._fleet.explain(route)
+        chosen = explanation.replica
+        policy = self._fleet.policy
+        ineligible = explanation.ineligible.items()
+        return {
+            "request_id": route.request_id,
+            "policy": policy.name,
+            "cost_unit": policy.unit if isinstance(policy, CostPolicy) else None,
+            "model": route.model,
+            "prompt_tokens": route.prompt_tokens,
+            "reason": explanation.reason.value,
+            "chosen": None if chosen is None else chosen.replica_id,
+            "candidates": [
+                _candidate(policy, route, view)
+                for view in sorted(explanation.eligible, key=lambda view: view.replica_id)
+            ],
+            "ineligible": {replica_id: why.value for replica_id, why in sorted(ineligible)},
+        }
+
+    def _set_draining(self, request: web.Request, draining: bool) -> web.Response:
+        replica_id = self._named(request).view.replica_id
+        self._fleet.drain(replica_id, draining)
+        status = _find(self._fleet.views(), replica_id)
+        assert status is not None
+        return _json(_status(status))
+
+    def _named(self, request: web.Request) -> ReplicaStatus:
+        replica_id = request.match_info["replica_id"]
+        statuses = self._fleet.views()
+        status = _find(statuses, replica_id)
+        if status is None:
+            known = ", ".join(sorted(s.view.replica_id for s in statuses)[:20]) or "none"
+            message = f"no replica {replica_id[:200]!r}; known: {known}"
+            raise AdminError(404, message, Failure.NOT_FOUND)
+        return status
+
+
+def _find(statuses: list[ReplicaStatus], replica_id: str) -> ReplicaStatus | None:
+    return next((status for status in statuses if status.view.replica_id == replica_id), None)
+
+
+def _status(status: ReplicaStatus) -> dict[str, Any]:
+    """Return every belief; what is not known is null."""
+    view, report = status.view, status.report
+    return {
+        "replica_id": view.replica_id,
+        "url": view.url,
+        "model": view.model,
+        "standing": "eligible" if status.standing is None else status.standing.value,
+        "draining": status.is_draining,
+        "breaker": status.breaker.value,
+        "freshness": status.freshness.value,
+        "static": status.is_static,
+        "mismatch": status.mismatch,
+        "own_requests": view.own_requests,
+        "own_ahead_tokens": view.own_ahead_tokens,
+        "foreign_requests": view.foreign_requests,
+        "foreign_ahead_tokens": view.foreign_ahead_tokens,
+        "kv_usage": view.kv_usage,
+        "prefill_tokens_per_s": view.prefill_tokens_per_s,
+        "believed_blocks": status.believed_blocks,
+        "report_age_s": None if status.report_age_us is None else status.report_age_us / 1e6,
+        "report": None if report is None else msgspec.to_builtins(report),
+    }
+
+
+def _candidate(policy: Policy, route: RouteRequest, view: ReplicaView) -> dict[str, Any]:
+    return {
+        "replica_id": view.replica_id,
+        "matched_tokens": route.matched_tokens.get(view.slot, 0),
+        "uncached_tokens": route.uncached_tokens(view),
+        "ahead_tokens": view.ahead_tokens,
+        "requests": view.requests,
+        "kv_usage": view.kv_usage,
+        "prefill_tokens_per_s": view.prefill_tokens_per_s,
+        "cost": policy.cost(route, view) if isinstance(policy, CostPolicy) else None,
+    }
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=_encode(value), status=status, content_type="application/json")
+
+
+async def _json_body(request: web.Request) -> Any:
+    body = await request.content.read(SMALL_BODY_BYTES_MAX + 1)
+    while not request.content.at_eof() and len(body) <= SMALL_BODY_BYTES_MAX:
+        body += await request.content.read(SMALL_BODY_BYTES_MAX + 1 - len(body))
+    if len(body) > SMALL_BODY_BYTES_MAX:
+        message = f"the body has more than {SMALL_BODY_BYTES_MAX} bytes"
+        raise AdminError(413, message, Failure.BODY_TOO_LARGE)
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"the body is not JSON: {error}"
+        raise AdminError(400, message, Failure.INVALID_JSON) from error
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _own_origin_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a change that a page of another origin makes a browser send (CSRF)."""
+    origin = request.headers.get("Origin")
+    is_foreign = origin is not None and urlsplit(origin).netloc != request.host
+    if request.method not in ("GET", "HEAD") and is_foreign:
+        raise AdminError(403, "changes from another origin are refused", Failure.INVALID_REQUEST)
+    return await handler(request)
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer what is refused here, or by aiohttp's router, in OpenAI's error shape."""
+    try:
+        return await handler(request)
+    except AdminError as error:
+        return _error(error.status, str(error), error.failure)
+    except web.HTTPNotFound:
+        return _error(404, "no such route; GET / lists them", Failure.NOT_FOUND)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{error.method[:20]} is not one of {allowed}"
+        response = _error(405, message, Failure.METHOD_NOT_ALLOWED)
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPRequestEntityTooLarge:
+        return _error(413, "the body is too large", Failure.BODY_TOO_LARGE)
+
+
+def _error(status: int, message: str, failure: Failure) -> web.Response:
+    body = error_body(failure, message)
+    return web.Response(body=body, status=status, content_type="application/json")

@@ -1,0 +1,138 @@
+"""What a gateway notices in an answer that it passes on untouched.
+
+It keeps the last bytes of the body, never decodes a part of one, and looks at them once, when the
+body has ended: for the usage, for the mark of a whole stream, for an error under status 200. Only
+the beginning of a stream is looked at as it comes, because the first event is the first token and
+a comment is not.
+"""
+
+import re
+
+import msgspec
+
+from contract.openai_api import Usage, decode_usage
+from router.gateway.http_head import Media
+
+USAGES_LOOKED_AT_MAX = 8  # null ones, from the end; engines put one on every chunk
+
+_USAGE = re.compile(rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
+_ERROR = b'"error"'
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+_JSON_ERROR = re.compile(rb'\s*\{\s*"error"\s*:\s*\{')
+_STREAM_ERROR = re.compile(rb'(?:\A|[\r\n])data:\s*\{\s*"error"\s*:\s*\{')
+_ERROR_CODE = re.compile(rb'"code"\s*:\s*"?(4\d\d)\b')
+_DONE_FIELD = b"\ndata: "
+_BEFORE_DONE = re.compile(rb"(?:\A|[\r\n])data: ?\Z")
+_BEGINNING_BYTES = 64
+_COUNT_MAX = 2**53  # beyond it a JSON number is not exact
+_NO_EVENT = re.compile(rb"(?::[^\r\n]*+[\r\n]++|[\r\n]++)*+")
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+
+class AnswerWatch:
+    """Takes an answer's body piece by piece."""
+
+    __slots__ = (
+        "_beginning",
+        "_bytes",
+        "_media",
+        "_opening",
+        "_pieces",
+        "_tail_bytes",
+        "has_event",
+    )
+
+    def __init__(self, media: Media, tail_bytes: int) -> None:
+        self.has_event = media is not Media.STREAM  # a first event, or no stream at all
+        self._media = media
+        self._tail_bytes = tail_bytes
+        self._pieces: list[bytes] = []
+        self._bytes = 0  # in the pieces
+        self._beginning = b""
+        self._opening = b""  # comments, until the first event
+
+    def take(self, piece: bytes) -> None:
+        """Take the next bytes of the body."""
+        if not self.has_event:
+            self._look_for_event(piece)
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+        if self._bytes > 2 * self._tail_bytes:
+            self._trim()
+
+    def _trim(self) -> None:
+        joined = b"".join(self._pieces)
+        if not self._beginning:
+            self._beginning = joined[:_BEGINNING_BYTES]
+        tail = joined[-self._tail_bytes :]
+        self._pieces = [tail]
+        self._bytes = len(tail)
+
+    def _look_for_event(self, piece: bytes) -> None:
+        """Skip whole comment lines and empty ones; what is left begins an event, or is unclear."""
+        opening = self._opening + piece
+        match = _NO_EVENT.match(opening)
+        assert match is not None
+        rest = opening[match.end() :]
+        self.has_event = bool(rest) and not rest.startswith(b":")
+        # Of an unfinished comment it is enough to know that it is one.
+        self._opening = rest[:1]
+
+    def tail(self) -> bytes:
+        """Return the last bytes of the body so far."""
+        if len(self._pieces) != 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether another event could be appended to the stream as it is."""
+        return not self._bytes or self.tail().endswith(_EVENT_ENDS)
+
+    def is_whole_stream(self) -> bool:
+        """Say whether an OpenAI stream that has ended says so itself: by [DONE] or a finish."""
+        tail = self.tail()
+        done = tail.rfind(b"[DONE]")
+        if done >= 0 and _BEFORE_DONE.search(tail, max(0, done - len(_DONE_FIELD)), done):
+            return True
+        return _FINISHED.search(tail) is not None
+
+    def error_status(self) -> int | None:
+        """Return the status that an error in a body of status 200 amounts to, None if none."""
+        tail = self.tail()
+        is_stream = self._media is Media.STREAM
+        where = tail if is_stream else self._beginning or tail[:_BEGINNING_BYTES]
+        if _ERROR not in where:
+            return None  # as nearly always
+        found = _STREAM_ERROR.search(where) if is_stream else _JSON_ERROR.match(where)
+        if found is None:
+            return None
+        code = _ERROR_CODE.search(tail, found.start() if is_stream else 0)
+        return int(code[1]) if code else 500
+
+    def usage(self) -> Usage | None:
+        """Return the last usage in the tail. Raises ValueError for one that cannot be true."""
+        tail = self.tail()
+        end = len(tail)
+        for _ in range(USAGES_LOOKED_AT_MAX):
+            start = tail.rfind(b'"usage"', 0, end)
+            if start < 0:
+                return None
+            match = _USAGE.match(tail, start)
+            if match is not None:
+                return _believable(match[1])
+            end = start
+        return None
+
+
+def _believable(raw: bytes) -> Usage | None:
+    try:
+        usage = decode_usage(raw)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+    cached_tokens = usage.cached_tokens or 0
+    counts = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, cached_tokens)
+    if min(counts) < 0 or max(counts) > _COUNT_MAX or cached_tokens > usage.prompt_tokens:
+        raise ValueError(f"usage {counts} cannot be")
+    # Other APIs count under other names (input_tokens, ...): nothing is known then.
+    return usage if usage.prompt_tokens or usage.completion_tokens else None

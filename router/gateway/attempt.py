@@ -1,0 +1,300 @@
+"""One dispatch of a request to one replica: the lease, the connection, the answer as it comes."""
+
+import asyncio
+from typing import Protocol
+
+from contract.failures import RETRYABLE_STATUSES, Failure
+from router.core.decision import Decision
+from router.core.exchange import Event, State
+from router.core.health import AttemptOutcome
+from router.core.record import ExchangeRecord
+from router.gateway.answer_watch import AnswerWatch
+from router.gateway.context import Context
+from router.gateway.http_head import AnswerHead, Framing, Media
+from router.gateway.relay import Relay
+from router.gateway.replica_connection import ReplicaConnection
+from router.gateway.replica_pool import ReplicaPool, ReplicaUrlError
+from router.gateway.verdict import Verdict, judge_answer, replica_line
+
+NEVER_US = 2**62
+
+
+class Owner(Protocol):
+    """The exchange, as its attempts see it."""
+
+    state: State
+
+    def on(self, event: Event) -> None:
+        """Something has happened."""
+
+    def on_failure(self, event: Event, failure: Failure, detail: str) -> None:
+        """Likewise, and this is how it is called if nothing can be saved."""
+
+    def can_retry(self, status: int) -> bool:
+        """Say whether an answer of this status may be kept back in favour of another replica's."""
+
+
+class Attempt:
+    """Made by a decision; over when its lease is released."""
+
+    # Class attributes, so that an attempt sets only what it changes.
+    _pool: ReplicaPool | None = None
+    _connecting: asyncio.Task[None] | None = None
+    _connection: ReplicaConnection | None = None
+    _watch: AnswerWatch | None = None
+    _is_stream = False
+    _pieces: tuple[tuple[bytes, bytes], ...] = ()  # of a refusal that is kept: raw, payload
+    _pieces_bytes = 0
+    deadline_us = NEVER_US  # the next limit on this replica's silence
+    sent_us: int | None = None
+    ended_us: int | None = None
+    first_byte_us: int | None = None
+    answer: AnswerHead | None = None
+    _length: int | None = None
+    _framing = Framing.NONE
+    relay: Relay | None = None
+    verdict: Verdict | None = None
+    answer_bytes = 0
+    chunks = 0
+
+    def __init__(self, context: Context, owner: Owner, decision: Decision, now_us: int) -> None:
+        assert decision.lease is not None
+        assert decision.replica is not None
+        self._context = context
+        self._owner = owner
+        self._lease = decision.lease
+        self._renewed_us = now_us
+        self.decision = decision
+        self.replica_id = decision.replica.replica_id
+        self.last_us = now_us  # when it last gave a sign
+
+    # ---- towards the replica
+
+    def connect(self) -> None:
+        """Take an idle connection, or open one."""
+        assert self.decision.replica is not None
+        try:
+            self._pool = self._context.pools.of(self.decision.replica.url)
+        except ReplicaUrlError as error:
+            self.on_connect_failed(Failure.CONNECT_FAILED, str(error))
+            return
+        connection = self._pool.take()
+        if connection is None:
+            self._connecting = self._pool.open(self)
+        else:
+            self._connection = connection
+            self._owner.on(Event.CONNECTED)
+
+    def reconnect(self) -> None:
+        """Open a new connection in place of one that turned out to be closed."""
+        assert self._pool is not None
+        self._connection = None
+        self._connecting = self._pool.open(self)
+
+    def send(self, head: bytes, body: bytes, *, bodiless: bool, silence_max_us: int) -> None:
+        """Write the request. ``bodiless``: it is a HEAD; the limit is on the wait for an answer."""
+        assert self._connection is not None
+        now_us = self._context.clock_us()
+        self.sent_us = now_us
+        self.last_us = now_us
+        self.deadline_us = now_us + silence_max_us
+        self._connection.send(self, head, body, bodiless=bodiless)
+
+    @property
+    def authority_and_prefix(self) -> tuple[bytes, bytes]:
+        """What the replica's own url adds to a request's head."""
+        assert self._pool is not None
+        return self._pool.address.authority, self._pool.address.prefix
+
+    def pause(self) -> None:
+        """Read no more of the answer; silence is not the replica's fault then."""
+        self.deadline_us = NEVER_US
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._wait_for_bytes(self._context.clock_us())
+        if self._connection is not None:
+            self._connection.resume()
+
+    def reuse(self) -> None:
+        """Give the connection back."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.release()
+
+    def drop(self) -> None:
+        """Close the connection, or stop opening it; the replica learns of it at once."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            self._connection.abort()
+
+    def release(self, outcome: AttemptOutcome | None) -> None:
+        """End the lease; with None, as the answer was judged."""
+        verdict = self.verdict
+        usage = None if verdict is None else verdict.usage
+        if outcome is None:
+            assert verdict is not None
+            outcome = verdict.attempt
+        self.deadline_us = NEVER_US
+        self.ended_us = self._context.clock_us()
+        self._lease.end(outcome, self.ended_us, usage)
+        self._context.on_lease_end()
+
+    def judge(self, path: str) -> Verdict:
+        """Judge the answer, which is whole."""
+        assert self.answer is not None
+        self.verdict = judge_answer(self.answer.status, self.answer.media, self._watch, path)
+        return self.verdict
+
+    def fill(self, record: ExchangeRecord) -> None:
+        """Write down what this attempt, the last one, has to say."""
+        record.replica_id = self.replica_id
+        record.matched_tokens = self.decision.matched_tokens
+        record.sent_us = self.sent_us
+        record.first_byte_us = self.first_byte_us
+        record.answer_bytes = self.answer_bytes
+        record.chunks = self.chunks
+        if self.verdict is not None:
+            record.usage = self.verdict.usage
+            record.usage_unreadable = self.verdict.usage_unreadable
+
+    def renew_lease(self) -> None:
+        """Keep the lease alive if the replica has given a sign since the last time."""
+        if self.last_us != self._renewed_us:
+            self._renewed_us = self.last_us
+            self._lease.renew(self.last_us)
+
+    # ---- what the pool calls
+
+    def on_connected(self, connection: ReplicaConnection) -> None:
+        self._connecting = None
+        self._connection = connection
+        self._owner.on(Event.CONNECTED)
+
+    def on_connect_failed(self, failure: Failure, cause: str) -> None:
+        self._connecting = None
+        is_late = failure is Failure.CONNECT_TIMEOUT
+        event = Event.CONNECT_TIMEOUT if is_late else Event.CONNECT_FAILED
+        self._owner.on_failure(event, failure, f"no connection: {cause}")
+
+    def on_out_of_sockets(self) -> None:
+        self._connecting = None
+        detail = "the gateway can open no more connections"
+        self._owner.on_failure(Event.OUT_OF_SOCKETS, Failure.OVERLOADED, detail)
+
+    # ---- what the connection calls
+
+    def on_head(
+        self, head: AnswerHead, length: int | None, framing: Framing, *, is_followed: bool
+    ) -> None:
+        self.answer = head
+        self._length = length
+        self._framing = framing
+        self.last_us = self._context.clock_us()
+        if head.status in RETRYABLE_STATUSES and self._owner.can_retry(head.status):
+            self._wait_for_bytes(self.last_us)
+            self._owner.on(Event.REFUSAL_BEGAN)
+            return
+        if head.media is not Media.OTHER:
+            self._watch = AnswerWatch(head.media, self._context.config.answer_tail_bytes)
+        if head.media is Media.STREAM and framing is not Framing.NONE:
+            # Its first bytes may be far off; if it breaks before, another replica can serve.
+            self._is_stream = True
+            self._owner.on(Event.STREAM_OPENED)
+        else:
+            self._wait_for_bytes(self.last_us)
+            self._owner.on(Event.ANSWER_BEGAN)
+            if not is_followed and self.relay is not None:
+                self.relay.flush()
+
+    def on_body(self, raw: bytes, payload: bytes) -> None:
+        """Pass on the next piece; this runs once per chunk of every stream."""
+        now_us = self._context.clock_us()
+        state = self._owner.state
+        if state is State.KEPT:
+            self._keep(raw, payload)
+            return
+        if self._is_stream:
+            if self.chunks:
+                self._context.metrics.chunk_gap_us(now_us - self.last_us)
+            self.chunks += 1
+        self.answer_bytes += len(payload)
+        self.last_us = now_us
+        if state is not State.PAUSED:
+            self.deadline_us = now_us + self._context.limits.between_bytes_us
+        if state is State.HEAD:
+            self._owner.on(Event.BODY_BYTES)
+        assert self.relay is not None
+        self.relay.pass_on(raw, payload)  # after the stamps: it may pause this very stream
+        watch = self._watch
+        if watch is not None:
+            watch.take(payload)
+            if self.first_byte_us is None and watch.has_event:
+                self._first_byte(now_us)
+        elif self.first_byte_us is None:
+            self._first_byte(now_us)
+
+    def on_body_end(self) -> None:
+        owner = self._owner
+        if owner.state is State.HEAD:
+            owner.on(Event.BODY_BYTES)  # a stream without any: what there is of it is passed on
+        owner.on(Event.BODY_END)
+
+    def on_bad_answer(self, message: str) -> None:
+        self._owner.on_failure(Event.BAD_ANSWER, Failure.UPSTREAM_PROTOCOL, message)
+
+    def on_upstream_lost(self, cause: str) -> None:
+        connection = self._connection
+        assert connection is not None
+        assert self.sent_us is not None
+        is_race = connection.was_reused and not connection.has_answered
+        age_us = self._context.clock_us() - self.sent_us
+        if is_race and age_us <= self._context.limits.reuse_race_us:
+            self._owner.on(Event.WENT_STALE)
+            return
+        detail = f"the connection was lost before its answer was whole: {cause}"
+        self._owner.on_failure(Event.UPSTREAM_LOST, Failure.UPSTREAM_LOST, detail)
+
+    # ---- towards the client
+
+    def begin_relay(self, relay: Relay, extra_lines: bytes) -> None:
+        """Pass on the head, and what has been kept of the body."""
+        assert self.answer is not None
+        self.relay = relay
+        lines = b"%b%bx-warmroute-matched-tokens: %d\r\n" % (
+            *(extra_lines, replica_line(self.replica_id), self.decision.matched_tokens),
+        )
+        relay.begin(self.answer, self._length, self._framing, lines)
+        for raw, payload in self._pieces:
+            relay.pass_on(raw, payload)
+            self.answer_bytes += len(payload)
+
+    def can_add_event(self) -> bool:
+        """Say whether an event of the gateway's own could follow what has been passed on."""
+        if not self._is_stream or self.relay is None or self._watch is None:
+            return False
+        return self.can_add_chunk() and self._watch.is_between_events
+
+    def can_add_chunk(self) -> bool:
+        """Say whether the client is between two chunks."""
+        is_open = self._connection is not None and self._connection.chunk_is_open
+        return self.relay is not None and self.relay.can_add_chunk(is_open)
+
+    def _keep(self, raw: bytes, payload: bytes) -> None:
+        self._wait_for_bytes(self._context.clock_us())
+        self._pieces += ((raw, payload),)
+        self._pieces_bytes += len(payload)
+        if self._pieces_bytes > self._context.config.held_answer_bytes_max:
+            self._owner.on(Event.REFUSAL_TOO_LONG)
+            self._pieces = ()
+
+    def _first_byte(self, now_us: int) -> None:
+        self.first_byte_us = now_us
+        self._lease.first_byte(now_us)
+
+    def _wait_for_bytes(self, now_us: int) -> None:
+        self.last_us = now_us
+        self.deadline_us = now_us + self._context.limits.between_bytes_us

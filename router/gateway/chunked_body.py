@@ -1,0 +1,88 @@
+"""Takes the chunks off a request's body, strictly, and knows where the body ends.
+
+The gateway needs the exact end, because another request may follow in the same read; a parser
+that only calls back does not tell it. Trailers are checked and dropped.
+"""
+
+import re
+
+from router.gateway.http_head import TRAILERS
+
+SIZE_LINE_BYTES_MAX = 1024
+_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15}+)(?:;[\t\x20-\x7e\x80-\xff]*+)?\r\n")
+_LINE_END = b"\r\n"
+
+
+class BadChunkError(ValueError):
+    """The body is not in chunks as its head says."""
+
+
+class ChunkedBody:
+    """Reads one body. ``is_whole`` after its end; it must not be fed again then."""
+
+    def __init__(self, trailer_bytes_max: int) -> None:
+        self._trailer_bytes_max = trailer_bytes_max
+        self._missing = 0  # bytes of the chunk that is open
+        self._in_chunk = False
+        self._in_trailers = False
+        self._rest = b""  # an unfinished line
+        self.is_whole = False
+
+    def feed(self, data: bytes) -> "tuple[list[bytes], bytes]":
+        """Return the pieces of the body in ``data``, and what follows the body.
+
+        Raises BadChunkError.
+        """
+        pieces: list[bytes] = []
+        data = self._rest + data
+        self._rest = b""
+        at = 0
+        while at < len(data) and not self.is_whole:
+            if self._in_chunk:
+                following = self._read_chunk(data, at, pieces)
+            elif self._in_trailers:
+                following = self._read_trailers(data, at)
+            else:
+                following = self._read_size(data, at)
+            if following is None:
+                self._rest = data[at:]
+                return pieces, b""
+            at = following
+        return pieces, data[at:]
+
+    def _read_size(self, data: bytes, at: int) -> int | None:
+        match = _SIZE_LINE.match(data, at)
+        if match is None:
+            rest = len(data) - at
+            if data.find(b"\n", at) >= 0 or rest > SIZE_LINE_BYTES_MAX:
+                raise BadChunkError("a chunk does not begin with its size in hexadecimal digits")
+            return None
+        self._missing = int(match[1], 16)
+        self._in_trailers = self._missing == 0
+        self._in_chunk = not self._in_trailers
+        return match.end()
+
+    def _read_chunk(self, data: bytes, at: int, pieces: list[bytes]) -> int | None:
+        if self._missing:
+            piece = data[at : at + self._missing]
+            self._missing -= len(piece)
+            pieces.append(piece)
+            return at + len(piece)
+        line_end = data[at : at + 2]
+        if line_end == _LINE_END:
+            self._in_chunk = False
+            return at + 2
+        if line_end != b"\r":
+            raise BadChunkError("a chunk is longer than its size")
+        return None
+
+    def _read_trailers(self, data: bytes, at: int) -> int | None:
+        match = TRAILERS.match(data, at)
+        if match is not None:
+            self.is_whole = True
+            return match.end()
+        rest = data[at:]
+        is_too_long = len(rest) > self._trailer_bytes_max
+        if is_too_long or b"\r\n\r\n" in rest or rest.count(b"\n") != rest.count(b"\r\n"):
+            raise BadChunkError("the trailers are not header lines, or too long")
+        return None

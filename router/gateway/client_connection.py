@@ -1,0 +1,341 @@
+"""One client's connection: one exchange at a time, in the order of the requests, within limits.
+
+A client that closes its connection sends the same FIN as one that has only finished sending. To
+tell them apart, bytes without a meaning are written (`Exchange.probe`): a closed socket answers
+them with a reset, at once.
+"""
+
+import asyncio
+import socket
+import struct
+from typing import Protocol, cast
+
+from contract.failures import Failure
+from router.core.reason import Outcome
+from router.core.record import ExchangeRecord
+from router.gateway.context import Context
+from router.gateway.exchange import Exchange
+from router.gateway.http_head import RequestHead
+from router.gateway.local_answer import CONTINUE, error_answer, request_id_line
+from router.gateway.request_reader import Phase, Refused, Request, RequestReader
+from router.gateway.routes import UNMATCHED, Match, Route, Routes
+
+NEVER_US = 2**62
+PROBE_REPLY_S = 0.03
+"""A client on this machine or network has answered a probe by then; others by the next sweep."""
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # of SO_LINGER: on, and for no time
+
+
+class Site(Protocol):
+    """The data plane, as its clients' connections see it."""
+
+    context: Context
+    routes: Routes
+
+    def answer_locally(
+        self, route: Route, head: RequestHead, match: Match, *, closes: bool
+    ) -> bytes:
+        """Return the answer to a request that no replica is asked for."""
+
+    def on_client(self, connection: "ClientConnection") -> None:
+        """One has begun."""
+
+    def on_client_gone(self, connection: "ClientConnection") -> None:
+        """One is closed."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """Serves one connection until it closes."""
+
+    _exchange: Exchange | None = None
+    _request_closes = False
+    _phase = Phase.BETWEEN
+    _deadline_us = NEVER_US
+    _write_deadline_us = NEVER_US
+    _unsent_bytes = 0
+    _is_half_closed = False
+    _is_lingering = False  # what comes is thrown away
+    _is_serving = False
+    _reading_is_paused = False
+    is_paused = False
+
+    def __init__(self, site: Site, sock: socket.socket) -> None:
+        self._site = site
+        self._context = site.context
+        self._socket = sock
+        self._transport: asyncio.Transport | None = None
+        context = site.context
+        self._reader = RequestReader(context.config, context.heads, context.reserve)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an exchange is under way, or an answer not yet sent."""
+        transport = self._transport
+        unsent = transport is not None and transport.get_write_buffer_size() > 0
+        return self._exchange is not None or unsent
+
+    # ---- what its exchange calls
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection ends with the present answer."""
+        return self._request_closes or self._context.is_draining
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+
+    def cut(self, *, reset: bool) -> None:
+        """Close after what has been written; with a reset, if nothing else shows the break."""
+        if reset:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            if self.is_paused and self._transport is not None:
+                self._transport.abort()
+        self.close()
+
+    def on_exchange_end(self, *, closes: bool) -> None:
+        """The exchange is over; the next request may begin."""
+        self._exchange = None
+        if closes:
+            self.close()
+        elif not self._is_serving:
+            self._serve_next()
+
+    # ---- what the data plane calls
+
+    def close(self) -> None:
+        """Close after what has been written."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            self._deadline_us = self._after(self._context.limits.write_us)
+            transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def on_sweep(self, now_us: int) -> None:
+        """Time has passed."""
+        if self.is_paused:
+            self._look_for_progress(now_us)
+        if self._is_half_closed:
+            self._look_for_reset()
+        if now_us >= self._deadline_us:
+            self._on_deadline()
+
+    # ---- what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not an isinstance check: uvloop's transports have the methods and not the base class.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(self._context.config.write_buffer_bytes_max)
+        self._deadline_us = self._context.swept_us + self._context.limits.idle_us
+        self._site.on_client(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_lingering:
+            return
+        reader = self._reader
+        reader.feed(data)
+        if self._exchange is None:
+            self._serve_next()
+        elif reader.is_full:
+            self._pause_reading()
+
+    def eof_received(self) -> bool:
+        self._is_half_closed = True
+        exchange = self._exchange
+        if exchange is None:
+            return False
+        probe = exchange.probe()
+        if probe is None:
+            self.abort()
+            return False
+        self.write(probe)
+        asyncio.get_running_loop().call_later(PROBE_REPLY_S, self._look_for_reset)
+        return True
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._transport = None
+        reader = self._reader
+        waiting = sum(len(item.body) for item in reader.ready if isinstance(item, Request))
+        self._context.buffered_bytes -= reader.held_bytes + waiting
+        reader.ready.clear()
+        self._site.on_client_gone(self)
+        if self._exchange is not None:
+            self._exchange.on_client_lost()
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+        assert self._transport is not None
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        self._write_deadline_us = self._after(self._context.limits.write_us)
+        if self._exchange is not None:
+            self._exchange.on_client_paused()
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        if self._exchange is not None:
+            self._exchange.on_client_resumed()
+
+    # ---- requests
+
+    def _serve_next(self) -> None:
+        """Serve what is ready, until an exchange has to be waited for."""
+        reader = self._reader
+        ready = reader.ready
+        self._is_serving = True
+        while ready and self._exchange is None and self._is_writable():
+            item = ready.popleft()
+            if isinstance(item, Request):
+                self._serve(item)
+            else:
+                self._refuse(item)
+            if not ready:
+                reader.read_on()
+        self._is_serving = False
+        if self._exchange is None and self._is_writable():
+            self._await_request()
+        if self._reading_is_paused and not reader.is_full:
+            self._resume_reading()
+
+    def _await_request(self) -> None:
+        """Nothing is under way: wait for bytes, but not for ever."""
+        reader, context = self._reader, self._context
+        if self._is_half_closed:
+            self.close()
+            return
+        if reader.wants_continue:
+            self._answer_expectation()
+        phase, before = reader.phase, self._phase
+        self._phase = phase
+        if phase is Phase.BETWEEN:
+            self._deadline_us = context.swept_us + context.limits.idle_us
+        elif phase is Phase.BODY:
+            self._deadline_us = self._after(context.limits.body_us)
+        elif phase is Phase.HEAD and before is not Phase.HEAD:
+            self._deadline_us = self._after(context.limits.header_us)
+
+    def _serve(self, request: Request) -> None:
+        context, head = self._context, request.head
+        self._request_closes = not head.keep_alive
+        self._deadline_us = NEVER_US
+        self._phase = Phase.BETWEEN
+        match = self._site.routes.match(head.method, head.path)
+        refused = self._refusal(match)
+        if refused is None and match.route is Route.REPLICA:
+            exchange = self._exchange = Exchange(context, self, head, request.body, match.label)
+            exchange.start()
+            return
+        context.buffered_bytes -= len(request.body)
+        if refused is not None:
+            self._answer_refused(refused, match.label, head)
+        else:
+            assert match.route is not None
+            self.write(self._site.answer_locally(match.route, head, match, closes=self.closes))
+        if self.closes:
+            self.close()
+
+    def _refusal(self, match: Match) -> Refused | None:
+        if match.refusal is not None:
+            return Refused(match.refusal.failure, match.refusal.message)
+        if self._context.is_draining and match.route is Route.REPLICA:
+            return Refused(Failure.DRAINING, "the gateway is stopping; try another or again later")
+        return None
+
+    def _answer_expectation(self) -> None:
+        """Ask for the body, or say now why it is not wanted."""
+        reader = self._reader
+        reader.wants_continue = False
+        head = reader.head
+        assert head is not None
+        refused = self._refusal(self._site.routes.match(head.method, head.path))
+        if refused is None:
+            self.write(CONTINUE)
+        else:
+            self._refuse(refused)
+
+    def _refuse(self, refused: Refused) -> None:
+        """Answer what cannot be read on, and throw away what still comes of it."""
+        self._request_closes = True
+        self._answer_refused(refused, UNMATCHED, None)
+        self._is_lingering = True
+        self._deadline_us = self._after(self._context.limits.linger_us)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def _answer_refused(self, refused: Refused, label: str, head: RequestHead | None) -> None:
+        context = self._context
+        request_id = (head and head.request_id) or context.new_request_id()
+        failure = refused.failure
+        now_us = context.clock_us()
+        extra_lines = request_id_line(request_id)
+        if failure is Failure.METHOD_NOT_ALLOWED and head is not None:
+            methods = self._site.routes.match(head.method, head.path).methods
+            extra_lines += b"Allow: %b\r\n" % methods.encode()
+        is_head = head is not None and head.method == "HEAD"
+        self.write(
+            error_answer(
+                failure, refused.message, None, extra_lines, close=self.closes, bodiless=is_head
+            )
+        )
+        record = ExchangeRecord(
+            request_id, label, Outcome.REFUSED, failure.kind.status, now_us, now_us
+        )
+        record.failure = failure
+        record.policy = context.policy
+        context.metrics.exchange_started()
+        context.report(record)
+
+    # ---- limits
+
+    def _on_deadline(self) -> None:
+        self._deadline_us = NEVER_US
+        if self._is_lingering or not self._is_writable():
+            self.abort()
+        elif self._phase is Phase.BETWEEN:
+            self.close()
+        else:
+            self._reader.give_up()
+            what = "head" if self._phase is Phase.HEAD else "body"
+            self._refuse(Refused(Failure.REQUEST_TIMEOUT, f"the {what} of the request is late"))
+
+    def _look_for_progress(self, now_us: int) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        unsent_bytes = transport.get_write_buffer_size()
+        if unsent_bytes < self._unsent_bytes:
+            self._write_deadline_us = now_us + self._context.limits.write_us
+        elif now_us >= self._write_deadline_us:
+            if self._exchange is not None:
+                self._exchange.on_client_write_timeout()
+            self.abort()
+        self._unsent_bytes = unsent_bytes
+
+    def _look_for_reset(self) -> None:
+        """Close if the client has answered a probe, or an answer, with a reset."""
+        if self._transport is not None and self._socket.getsockopt(
+            socket.SOL_SOCKET, socket.SO_ERROR
+        ):
+            self.abort()
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None and not self._reading_is_paused:
+            self._reading_is_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._is_writable() and self._transport is not None:
+            self._reading_is_paused = False
+            self._transport.resume_reading()
+
+    def _is_writable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def _after(self, limit_us: int) -> int:
+        return self._context.clock_us() + limit_us

@@ -1,0 +1,101 @@
+"""The client's half of an answer: the replica's head rewritten, its body framed for the client.
+
+The body itself is never changed. Where both sides frame alike the replica's bytes go through as
+they came, chunk sizes included; a body that ends with its connection gets chunks for HTTP/1.1,
+and one in chunks loses them for HTTP/1.0.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+from router.gateway.http_head import AnswerHead, Framing
+
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class _Mode(Enum):
+    RAW = "raw"
+    CHUNKS = "chunks"
+    PAYLOAD = "payload"
+
+
+class Relay:
+    """Writes one answer to one client."""
+
+    # Class attributes, so that a relay sets only what it changes.
+    _mode = _Mode.RAW
+    _is_chunked = False  # towards the client
+    _last_raw = b"\n"
+    _head = b""  # not yet written: it goes out with the first bytes of the body
+
+    def __init__(
+        self, write: Callable[[bytes], None], *, closes: bool, is_http_1_0: bool = False
+    ) -> None:
+        self._write = write
+        self._is_http_1_0 = is_http_1_0
+        self.closes = closes  # the client's connection, after this answer
+
+    def begin(
+        self, head: AnswerHead, length: int | None, framing: Framing, extra_lines: bytes
+    ) -> None:
+        """Make the head; ``pass_on``, ``flush`` or ``finish`` writes it, as every write is a call
+        of the kernel. ``framing`` is the replica's, ``extra_lines`` are the gateway's own.
+        """
+        framing_line = b""
+        if framing in (Framing.NONE, Framing.LENGTH):
+            if length is not None:
+                framing_line = b"Content-Length: %d\r\n" % length
+        elif self._is_http_1_0:
+            self._mode = _Mode.PAYLOAD
+            self.closes = True
+        else:
+            framing_line = b"Transfer-Encoding: chunked\r\n"
+            self._is_chunked = True
+            if framing is Framing.CLOSE:
+                self._mode = _Mode.CHUNKS
+        if self.closes:
+            framing_line += b"Connection: close\r\n"
+        elif self._is_http_1_0:
+            framing_line += b"Connection: keep-alive\r\n"
+        self._head = b"%b%b%b\r\n" % (head.lines, extra_lines, framing_line)
+
+    def pass_on(self, raw: bytes, payload: bytes) -> None:
+        """Write the next piece of the body."""
+        if self._mode is _Mode.RAW:
+            self._last_raw = raw
+        elif self._mode is _Mode.PAYLOAD:
+            raw = payload
+        else:
+            raw = b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
+        if self._head:
+            raw = self._head + raw
+            self._head = b""
+        if raw:
+            self._write(raw)
+
+    def flush(self) -> None:
+        """Write the head, if it is still here."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._write(head)
+
+    def finish(self) -> None:
+        """Write what ends the body, if the replica has not."""
+        self.flush()
+        if self._mode is _Mode.CHUNKS:
+            self._write(LAST_CHUNK)
+
+    def can_add_chunk(self, chunk_is_open: bool) -> bool:
+        """Say whether a chunk could be written now. ``chunk_is_open``: in the replica's framing."""
+        if not self._is_chunked:
+            return False
+        return self._mode is _Mode.CHUNKS or (not chunk_is_open and self._last_raw.endswith(b"\n"))
+
+    def add_chunk(self, payload: bytes) -> None:
+        """Write a chunk of the gateway's own."""
+        self._write(b"%x\r\n%b\r\n" % (len(payload), payload))
+
+    @property
+    def end_is_visible(self) -> bool:
+        """Whether a client can tell from a closed connection that the body is not whole."""
+        return self._mode is not _Mode.PAYLOAD

@@ -1,0 +1,292 @@
+"""One connection to a replica: finds the head and the end of each answer, relays what is between.
+
+A body is relayed in the pieces in which it comes. Each is given to the exchange twice, raw (with
+its chunk framing) and as payload; the raw one goes to the client wherever both sides frame alike.
+"""
+
+import asyncio
+from typing import Protocol, cast
+
+from httptools import HttpParserError, HttpResponseParser
+
+from router.gateway.http_head import (
+    HEAD_END,
+    AnswerHead,
+    BadHeadError,
+    Framing,
+    read_answer_head,
+)
+
+JOINED_BYTES_MAX = 16_384
+"""A body up to here is copied behind its head: cheaper than to hand the kernel two pieces."""
+
+_HTTP = b"HTTP/"
+_SWITCHING = 101
+_CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+"""Told to a parser that is to read a body only; the real head has been read already."""
+
+
+class AnswerSink(Protocol):
+    """Who asked, and takes the answer. Any of these may release or abort the connection."""
+
+    def on_head(
+        self, head: AnswerHead, length: int | None, framing: Framing, *, is_followed: bool
+    ) -> None:
+        """The final head is complete; ``is_followed``: more of the answer comes at once.
+
+        ``length`` is its Content-Length; ``framing`` that of the body which follows.
+        """
+
+    def on_body(self, raw: bytes, payload: bytes) -> None:
+        """The next bytes of the body."""
+
+    def on_body_end(self) -> None:
+        """The body is whole."""
+
+    def on_bad_answer(self, message: str) -> None:
+        """What came is not HTTP, or not an answer to this request."""
+
+    def on_upstream_lost(self, cause: str) -> None:
+        """The connection ended before the answer did."""
+
+
+class Home(Protocol):
+    """Where connections are kept between two requests."""
+
+    def put(self, connection: "ReplicaConnection") -> None:
+        """Take back a connection that can serve another request."""
+
+    def forget(self, connection: "ReplicaConnection") -> None:
+        """Forget a connection that is closed."""
+
+
+class ReplicaConnection(asyncio.Protocol):
+    """Carries one request at a time, then goes back to its pool."""
+
+    # Of the request under way; class attributes, so that a connection sets only what it changes.
+    _sink: AnswerSink | None = None
+    _bodiless = False
+    _buffer = b""
+    _framing: Framing | None = None  # None: the head is not complete
+    _remaining = 0
+    _reusable = True
+    _complete = False  # the last chunk has been read
+    _excess = False
+    _paused = False
+    has_answered = False
+    chunk_is_open = False
+    idle_since_us = 0
+
+    def __init__(self, home: Home, head_bytes_max: int) -> None:
+        self._home = home
+        self._head_bytes_max = head_bytes_max
+        self._transport: asyncio.Transport | None = None
+        self._parser: HttpResponseParser | None = None
+        self._parts: list[bytes] = []
+        self.num_requests = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request can be written."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def was_reused(self) -> bool:
+        """Whether the request under way is not its first."""
+        return self.num_requests > 1
+
+    def send(self, sink: AnswerSink, head: bytes, body: bytes, *, bodiless: bool) -> None:
+        """Write a request; its answer goes to ``sink``. ``bodiless``: it answers a HEAD."""
+        assert self._sink is None
+        assert self._transport is not None
+        self._sink = sink
+        self._bodiless = bodiless
+        self._buffer = b""
+        self._framing = None
+        self._reusable = True
+        self.has_answered = False
+        self.chunk_is_open = False
+        self.num_requests += 1
+        if len(body) > JOINED_BYTES_MAX:
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head + body)
+
+    def release(self) -> None:
+        """End the request under way, and keep the connection if another can follow."""
+        transport = self._transport
+        self._sink = None
+        if not self._reusable or transport is None or transport.is_closing():
+            self.abort()
+        elif transport.get_write_buffer_size():
+            self.abort()  # it answered before it had read the request
+        else:
+            self.resume()
+            self._home.put(self)
+
+    def abort(self) -> None:
+        """Close at once, so that the replica stops computing."""
+        self._sink = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Read no more until ``resume``."""
+        if self._transport is not None and not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._transport is not None and self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    # ---- what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not an isinstance check: uvloop's transports have the methods and not the base class.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._sink is None:
+            self.abort()  # an answer that nobody asked for
+        elif self._framing is None:
+            self.has_answered = True
+            self._read_head(data)
+        else:
+            self._read_body(data)
+
+    def eof_received(self) -> bool:
+        # Not left to connection_lost, which comes only when all that was written has been sent:
+        # never, if the replica stopped reading.
+        self._gone(None)
+        self.abort()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._home.forget(self)
+        self._gone(exc)
+        self._transport = None
+
+    def _gone(self, exc: Exception | None) -> None:
+        sink = self._sink
+        if sink is None:
+            return
+        self._reusable = False
+        if self._framing is Framing.CLOSE and exc is None:
+            sink.on_body_end()
+        else:
+            self._sink = None
+            sink.on_upstream_lost(type(exc).__name__ if exc else "closed by the replica")
+
+    # ---- the head
+
+    def _read_head(self, data: bytes) -> None:
+        buffer = self._buffer + data if self._buffer else data
+        if not buffer.startswith(_HTTP[: len(buffer)]):
+            self._bad("its answer is not HTTP")
+            return
+        while True:
+            end = buffer.find(HEAD_END)
+            if end < 0 or end > self._head_bytes_max:
+                break
+            try:
+                head, length = read_answer_head(buffer[: end + 2])
+            except BadHeadError as error:
+                self._bad(f"the head of its answer cannot be read: {error}")
+                return
+            buffer = buffer[end + len(HEAD_END) :]
+            if head.status >= 200:
+                self._begin_body(head, length, buffer)
+                return
+            if head.status == _SWITCHING:
+                self._bad("it switched protocols, which nobody asked for")
+                return
+        if len(buffer) > self._head_bytes_max:
+            self._bad("the head of its answer is too large")
+        self._buffer = buffer
+
+    def _begin_body(self, head: AnswerHead, length: int | None, body: bytes) -> None:
+        sink = self._sink
+        assert sink is not None
+        framing = self._framing = Framing.NONE if self._bodiless else head.framing
+        self._remaining = length or 0
+        if framing is Framing.CHUNKED:
+            self._complete = self._excess = False
+            self._parts = []
+            self._parser = HttpResponseParser(self)
+            self._parser.feed_data(_CHUNKED_HEAD)
+        self._reusable = head.keep_alive
+        is_whole = framing is Framing.NONE or (framing is Framing.LENGTH and not length)
+        sink.on_head(head, length, framing, is_followed=is_whole or bool(body))
+        if self._sink is not sink:
+            return
+        if is_whole:
+            self._reusable = self._reusable and not body
+            sink.on_body_end()
+        elif body:
+            self._read_body(body)
+
+    # ---- the body
+
+    def _read_body(self, data: bytes) -> None:
+        sink = self._sink
+        assert sink is not None
+        framing = self._framing
+        if framing is Framing.CHUNKED:
+            self._read_chunks(sink, data)
+        elif framing is Framing.LENGTH:
+            if len(data) > self._remaining:
+                data = data[: self._remaining]
+                self._reusable = False
+            self._remaining -= len(data)
+            sink.on_body(data, data)
+            if not self._remaining and self._sink is sink:
+                sink.on_body_end()
+        else:
+            sink.on_body(data, data)
+
+    def _read_chunks(self, sink: AnswerSink, data: bytes) -> None:
+        assert self._parser is not None
+        was_open = self.chunk_is_open
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as error:
+            self.chunk_is_open = was_open  # this piece is not passed on
+            self._bad(f"the body of its answer is not chunked as it says: {error}")
+            return
+        if self._excess:
+            self.chunk_is_open = was_open
+            self._bad("more came than its answer")
+            return
+        parts = self._parts
+        payload = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        sink.on_body(data, payload)
+        if self._complete and self._sink is sink:
+            sink.on_body_end()
+
+    def _bad(self, message: str) -> None:
+        sink = self._sink
+        self._reusable = False
+        if sink is not None:
+            self._sink = None
+            sink.on_bad_answer(message)
+
+    # ---- what the parser calls
+
+    def on_message_begin(self) -> None:
+        self._excess = self._complete
+
+    def on_chunk_header(self) -> None:
+        self.chunk_is_open = True
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_chunk_complete(self) -> None:
+        self.chunk_is_open = False
+
+    def on_message_complete(self) -> None:
+        self._complete = True

@@ -1,0 +1,220 @@
+"""Requests out of the bytes of one connection, however they are cut; refuses what two hops could
+read apart.
+
+After a refusal nothing more is read: where the next request would begin is then not certain.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from contract.failures import Failure
+from router.gateway.chunked_body import BadChunkError, ChunkedBody
+from router.gateway.config import GatewayConfig
+from router.gateway.http_head import HEAD_END, BadHeadError, RequestHead, RequestHeads
+
+
+@dataclass(slots=True)
+class Request:
+    """A whole request."""
+
+    head: RequestHead
+    body: bytes
+
+
+@dataclass(slots=True)
+class Refused:
+    """What came instead of a request, and how it is answered."""
+
+    failure: Failure
+    message: str
+
+
+class Phase(Enum):
+    """What the next byte belongs to."""
+
+    BETWEEN = "between"
+    HEAD = "head"
+    BODY = "body"
+    OVER = "over"  # refused, or the last request of its connection
+
+
+class RequestReader:
+    """Fed with bytes, it puts requests into ``ready``, and at most one Refused, which is last.
+
+    It reads ahead no further than ``pipelined_max`` requests; ``read_on`` goes on from there.
+    ``reserve`` is asked for room for so many bytes of a body; what it has granted is in
+    ``held_bytes`` until the request is complete, then in the request.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, heads: RequestHeads, reserve: Callable[[int], bool]
+    ) -> None:
+        self._config = config
+        self._heads = heads
+        self._reserve = reserve
+        self._rest = b""  # not yet looked at, or the beginning of a head
+        self._parts: list[bytes] = []
+        self._missing = 0  # bytes of a body of known length
+        self._chunks: ChunkedBody | None = None
+        self.head: RequestHead | None = None  # of the request whose body is awaited
+        self.held_bytes = 0
+        self.phase = Phase.BETWEEN
+        self.ready: deque[Request | Refused] = deque()
+        self.wants_continue = False  # the client waits for a 100 before it sends the body
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many requests wait that no more bytes should be read."""
+        return len(self.ready) > self._config.pipelined_max
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        if self._is_over():
+            return
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        at, size = 0, len(data)
+        while at < size and not self.is_full and not self._is_over():
+            if self.phase is Phase.BODY:
+                following = self._read_body(data, at)
+            else:
+                following = self._read_head(data, at)
+            if following is None:
+                return
+            at = following
+        self._rest = b"" if self._is_over() else data[at:]
+
+    def read_on(self) -> None:
+        """Look at what had to wait because the reader was full."""
+        if self._rest:
+            self.feed(b"")
+
+    def give_up(self) -> None:
+        """Read no more: the rest has not come in time."""
+        self.phase = Phase.OVER
+        self.wants_continue = False
+        self._rest = b""
+
+    def refuse(self, failure: Failure, message: str) -> None:
+        """Put a refusal in the place of the request under way, and read no more."""
+        self.give_up()
+        self.ready.append(Refused(failure, message))
+
+    # ---- the head: these return where to go on, None if they need more bytes or have refused
+
+    def _read_head(self, data: bytes, at: int) -> int | None:
+        if self.phase is Phase.BETWEEN:
+            while data.startswith(b"\r\n", at):  # robustness that RFC 9112, 2.2 asks for
+                at += 2
+            if at >= len(data) or data[at:] == b"\r":
+                self._rest = data[at:]
+                return None
+        end = data.find(HEAD_END, at)
+        limit = self._config.header_bytes_max
+        if end < 0:
+            self._keep_beginning(data[at:])
+            return None
+        if end - at > limit:
+            self._refuse_head()
+            return None
+        try:
+            head, length = self._heads.read(data[at : end + 2])
+        except BadHeadError as error:
+            self.refuse(Failure.BAD_HTTP, str(error))
+            return None
+        if head.num_fields > self._config.header_count_max:
+            self._refuse_head()
+            return None
+        return self._begin_body(head, length or 0, end + len(HEAD_END))
+
+    def _keep_beginning(self, rest: bytes) -> None:
+        """Keep an unfinished head, unless it can never become one."""
+        self.phase = Phase.HEAD
+        self._rest = rest
+        if len(rest) > self._config.header_bytes_max:
+            self._refuse_head()
+        elif not rest[:1].isupper() or rest.count(b"\n") != rest.count(b"\r\n"):
+            self.refuse(Failure.BAD_HTTP, "not HTTP; every line of a head must end with CR LF")
+
+    def _is_over(self) -> bool:
+        return self.phase is Phase.OVER
+
+    def _refuse_head(self) -> None:
+        config = self._config
+        self.refuse(
+            Failure.HEADERS_TOO_LARGE,
+            f"the head of the request is over {config.header_bytes_max} bytes "
+            f"or {config.header_count_max} headers",
+        )
+
+    # ---- the body
+
+    def _begin_body(self, head: RequestHead, length: int, at: int) -> int | None:
+        self.head = head
+        if not head.is_chunked and not length:
+            return self._complete(b"", at)
+        if length > self._config.max_body_bytes:
+            self._refuse_body()
+            return None
+        self.phase = Phase.BODY
+        self._missing = length
+        self._chunks = ChunkedBody(self._config.header_bytes_max) if head.is_chunked else None
+        self.wants_continue = head.expects_continue and not head.is_http_1_0
+        return at
+
+    def _read_body(self, data: bytes, at: int) -> int | None:
+        self.wants_continue = False
+        if self._chunks is not None:
+            return self._read_chunks(self._chunks, data, at)
+        part = data[at : at + self._missing] if at or len(data) > self._missing else data
+        if not self._hold(part):
+            return None
+        self._missing -= len(part)
+        at += len(part)
+        return at if self._missing else self._complete(self._take_body(), at)
+
+    def _read_chunks(self, chunks: ChunkedBody, data: bytes, at: int) -> int | None:
+        try:
+            pieces, rest = chunks.feed(data[at:])
+        except BadChunkError as error:
+            self.refuse(Failure.BAD_HTTP, str(error))
+            return None
+        for piece in pieces:
+            if not self._hold(piece):
+                return None
+        at = len(data) - len(rest)
+        return self._complete(self._take_body(), at) if chunks.is_whole else at
+
+    def _hold(self, part: bytes) -> bool:
+        if self.held_bytes + len(part) > self._config.max_body_bytes:
+            self._refuse_body()
+            return False
+        if not self._reserve(len(part)):
+            message = "the gateway holds as many bytes of requests as it may; try again later"
+            self.refuse(Failure.OVERLOADED, message)
+            return False
+        self.held_bytes += len(part)
+        self._parts.append(part)
+        return True
+
+    def _take_body(self) -> bytes:
+        parts = self._parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._parts = []
+        self.held_bytes = 0  # from here on the request holds them
+        return body
+
+    def _complete(self, body: bytes, at: int) -> int:
+        head = self.head
+        assert head is not None
+        self.head = None
+        self.phase = Phase.BETWEEN if head.keep_alive else Phase.OVER
+        self.ready.append(Request(head, body))
+        return at
+
+    def _refuse_body(self) -> None:
+        limit = self._config.max_body_bytes
+        self.refuse(Failure.BODY_TOO_LARGE, f"the body of the request is over {limit} bytes")

@@ -1,0 +1,101 @@
+"""What an ended answer, or a decision for nobody, means for the client, the replica, the books."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urlsplit, urlunsplit
+
+from contract.failures import Failure, Health, health_of_status
+from contract.openai_api import Usage
+from router.core.health import AttemptOutcome
+from router.core.reason import Outcome, Reason
+from router.core.request import CHAT_PATH, COMPLETION_PATH
+from router.gateway.answer_watch import AnswerWatch
+from router.gateway.http_head import Media
+
+_FINISHING_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
+"""Whose streams say that they are whole. Other APIs have other marks, which are not judged."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """On one whole answer of a replica."""
+
+    outcome: Outcome
+    attempt: AttemptOutcome
+    usage: Usage | None = None
+    usage_unreadable: bool = False
+    detail: str = ""
+
+
+def judge_answer(status: int, media: Media, watch: AnswerWatch | None, path: str) -> Verdict:
+    """Judge an answer that has been relayed to its end."""
+    if status >= 400:
+        return Verdict(Outcome.REPLICA_ERROR, attempt_of_status(status))
+    if watch is None:
+        return Verdict(Outcome.COMPLETE, AttemptOutcome.OK)
+    error_status = watch.error_status()
+    if error_status is not None:
+        attempt = attempt_of_status(error_status)
+        return Verdict(Outcome.REPLICA_ERROR, attempt, detail=f"an error under status {status}")
+    verdict = Verdict(Outcome.COMPLETE, AttemptOutcome.OK)
+    if media is Media.STREAM and path in _FINISHING_PATHS and not watch.is_whole_stream():
+        verdict = Verdict(
+            Outcome.BROKEN, AttemptOutcome.SERVER_ERROR, detail="the stream ended without a finish"
+        )
+    try:
+        verdict.usage = watch.usage()
+    except ValueError:
+        verdict.usage_unreadable = True
+    return verdict
+
+
+def attempt_of_status(status: int) -> AttemptOutcome:
+    """Return what a status says of the replica that sent it."""
+    health = health_of_status(status)
+    if health is Health.BACK_PRESSURE:
+        return AttemptOutcome.BACK_PRESSURE
+    if health is Health.BAD:
+        return AttemptOutcome.SERVER_ERROR
+    return AttemptOutcome.CLIENT_ERROR if status >= 400 else AttemptOutcome.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The gateway's own error: what to answer."""
+
+    failure: Failure
+    message: str
+    param: str | None = None
+
+
+def refusal_of(reason: Reason, model: str | None) -> Refusal:
+    """Return the answer to a request for which there is no replica."""
+    named = "" if model is None else f" for model {model!r}"
+    if reason is Reason.MODEL_NOT_FOUND:
+        message = f"the model {model!r} does not exist; GET /v1/models lists those that do"
+        return Refusal(Failure.MODEL_NOT_FOUND, message, "model")
+    if reason is Reason.QUEUE_FULL:
+        message = f"every replica{named} is busy and the queue is full; try again later"
+        return Refusal(Failure.OVERLOADED, message)
+    if reason is Reason.ALL_EXCLUDED:
+        return Refusal(Failure.NO_REPLICA, f"no replica{named} can take a request now")
+    return Refusal(Failure.NO_REPLICA, f"no replica{named} is known yet")
+
+
+@lru_cache(1024)
+def public_name(replica_id: str) -> str:
+    """Return a replica's id as strangers may see it: one that is a url loses its credentials."""
+    try:
+        parts = urlsplit(replica_id)
+    except ValueError:
+        return "replica"
+    if "@" not in parts.netloc:
+        return replica_id
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+
+
+@lru_cache(1024)
+def replica_line(replica_id: str) -> bytes:
+    """Return the header that names the replica."""
+    name = public_name(replica_id).encode("ascii", "backslashreplace")
+    return b"x-warmroute-replica: %b\r\n" % bytes(c for c in name if 0x20 <= c < 0x7F)

@@ -1,0 +1,349 @@
+"""What the gateway counts, at the price of a few additions per request, and how it is scraped.
+
+The names are declared in ``router.metric_table``. Whatever others know already (the fleet, the
+store's loops, the event loop's lag) is read from them at the scrape and counted nowhere twice.
+"""
+
+import asyncio
+import platform
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from contract.failures import RETRYABLE_STATUSES, Failure
+from router.core.fleet import FleetState
+from router.core.reason import Outcome, Reason
+from router.core.record import ExchangeRecord
+from router.fleet_metrics import family, fleet_families, lag_families, store_families
+from router.loop_lag import LoopLag
+from router.metric_table import MetricRow, metric_rows
+from router.store.sync import FleetSync
+
+__all__ = ["MetricRow", "RouterMetrics", "metric_rows"]
+
+OTHER = "other"
+"""The model label of every name that no replica has given."""
+
+MODELS_MAX = 256
+REPLICAS_MAX = 4_096
+NAMES_REFRESH_US = 1_000_000
+"""How often an unknown name may cause the fleet to be asked which names it serves."""
+
+TTFT_BOUNDS_S = (
+    *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0),
+    *(3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+E2E_BOUNDS_S = (
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0),
+    *(30.0, 60.0, 120.0, 300.0, 600.0),
+)
+GAP_BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15),
+    *(0.25, 0.5, 1.0, 2.5, 10.0, 60.0),
+)
+OVERHEAD_BOUNDS_S = (
+    *(0.00005, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.00075, 0.001, 0.002, 0.005, 0.01),
+    *(0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
+)
+
+_RETRY_REASONS = frozenset(
+    {failure.kind.code for failure in Failure} | {str(status) for status in RETRYABLE_STATUSES}
+)
+
+
+class Histogram:
+    """Counts durations; a list and a binary search, about a fifth of the library's cost."""
+
+    __slots__ = ("bounds_us", "counts", "names", "sum_us")
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        self.names = [*map(str, bounds_s), "+Inf"]
+        self.bounds_us = [round(bound * 1e6) for bound in bounds_s]
+        self.counts = [0] * len(self.names)
+        self.sum_us = 0
+
+    def observe_us(self, duration_us: int) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(self.bounds_us, duration_us)] += 1
+        self.sum_us += duration_us
+
+    def add_to(self, metric: Metric, labels: dict[str, str]) -> None:
+        """Write the cumulated buckets, in seconds."""
+        total = 0
+        for name, count in zip(self.names, self.counts, strict=True):
+            total += count
+            metric.add_sample(f"{metric.name}_bucket", labels | {"le": name}, total)
+        metric.add_sample(f"{metric.name}_count", labels, total)
+        metric.add_sample(f"{metric.name}_sum", labels, self.sum_us / 1e6)
+
+
+class _OfModel:
+    """The numbers of one model."""
+
+    __slots__ = (
+        *("answered_prompt_tokens", "cached_tokens", "completion_tokens", "e2e"),
+        *("matched_tokens", "prompt_tokens", "requests", "ttft"),
+    )
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[int, Outcome], int] = {}  # by status // 100 and outcome
+        self.ttft = Histogram(TTFT_BOUNDS_S)
+        self.e2e = Histogram(E2E_BOUNDS_S)
+        self.prompt_tokens = 0
+        self.matched_tokens = 0
+        self.answered_prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+
+
+class RouterMetrics:
+    """One gateway's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(_Exporter(self._families))
+        self._in_flight = 0
+        self._known: frozenset[str] = frozenset()
+        self._known_until_us = 0
+        self._models: dict[str, _OfModel] = {OTHER: _OfModel()}
+        self._gap = Histogram(GAP_BOUNDS_S)
+        self._gap_counts, self._gap_bounds_us = self._gap.counts, self._gap.bounds_us
+        self._overhead = Histogram(OVERHEAD_BOUNDS_S)
+        self._decisions: dict[tuple[str, Reason], int] = {}
+        self._answers: dict[tuple[str, Outcome], int] = {}
+        self._retries: dict[str, int] = {}
+        self._failures: dict[Failure, int] = {}
+        self._restarts: dict[str, int] = {}
+        self._odd_usage = 0
+        self._body_bytes = 0
+        self._answer_bytes = 0
+        self._fleet: FleetState | None = None
+        self._sync: FleetSync | None = None
+        self._lag: LoopLag | None = None
+        self._num_queued: Callable[[], int] = int  # zero
+
+    def attach(
+        self,
+        fleet: FleetState,
+        sync: FleetSync | None = None,
+        lag: LoopLag | None = None,
+        num_queued: Callable[[], int] = int,
+    ) -> None:
+        """Read these at every scrape, and know the fleet's model names from now on."""
+        self._fleet, self._sync, self._lag, self._num_queued = fleet, sync, lag, num_queued
+
+    def exchange_started(self) -> None:
+        """Count a request in flight; ``exchange_ended`` must follow."""
+        self._in_flight += 1
+
+    def chunk_gap_us(self, gap_us: int) -> None:
+        """Count the time between two arrivals of a stream's bytes. Called for every chunk."""
+        self._gap_counts[bisect_left(self._gap_bounds_us, gap_us)] += 1
+        self._gap.sum_us += gap_us
+
+    def retry(self, reason: str) -> None:
+        """Count one more attempt, by the error code or status of the attempt before."""
+        reason = reason if reason in _RETRY_REASONS else OTHER
+        self._retries[reason] = self._retries.get(reason, 0) + 1
+
+    def background_restarted(self, task: str) -> None:
+        """Count that a background loop failed and begins again."""
+        self._restarts[task] = self._restarts.get(task, 0) + 1
+
+    def exchange_ended(self, record: ExchangeRecord) -> None:
+        """Count a request's end, once."""
+        self._in_flight -= 1
+        of_model = self._of_model(record)
+        outcome = record.outcome
+        key = (record.status // 100, outcome)
+        of_model.requests[key] = of_model.requests.get(key, 0) + 1
+        received_us = record.received_us
+        of_model.e2e.observe_us(record.ended_us - received_us)
+        if record.stream and record.first_byte_us is not None:
+            of_model.ttft.observe_us(record.first_byte_us - received_us)
+        if record.sent_us is not None:
+            of_model.prompt_tokens += record.prompt_tokens
+            of_model.matched_tokens += record.matched_tokens
+            if record.attempts == 1:
+                self._overhead.observe_us(record.sent_us - received_us)
+        if record.reason is not None:
+            decision = (record.policy, record.reason)
+            self._decisions[decision] = self._decisions.get(decision, 0) + 1
+        if record.replica_id is not None:
+            answer = (record.replica_id, outcome)
+            self._answers[answer] = self._answers.get(answer, 0) + 1
+            if len(self._answers) > REPLICAS_MAX:
+                self._forget_replicas()
+        if record.failure is not None and outcome is not Outcome.COMPLETE:
+            self._failures[record.failure] = self._failures.get(record.failure, 0) + 1
+        if record.usage is not None or record.usage_unreadable:
+            self._count_usage(record, of_model)
+        self._body_bytes += record.body_bytes
+        self._answer_bytes += record.answer_bytes
+
+    def render(self) -> bytes:
+        """Return the text that Prometheus reads, all of one moment."""
+        return generate_latest(self.registry)
+
+    async def render_in_turns(self) -> bytes:
+        """Return the same, with requests served between two metrics.
+
+        With 100 replicas it is 15 ms of work, which no request should wait for.
+        """
+        parts = []
+        for metric in self._families():
+            parts.append(generate_latest(_Exporter([metric].__iter__)))
+            await asyncio.sleep(0)
+        return b"".join(parts)
+
+    def _of_model(self, record: ExchangeRecord) -> _OfModel:
+        model = record.model
+        if model is None:
+            return self._models[OTHER]
+        if model not in self._known:
+            self._refresh_names(record.ended_us)
+            if model not in self._known:
+                return self._models[OTHER]
+        of_model = self._models.get(model)
+        if of_model is None:
+            if len(self._models) >= MODELS_MAX:
+                self._forget_models()
+            if len(self._models) >= MODELS_MAX:
+                return self._models[OTHER]
+            of_model = self._models[model] = _OfModel()
+        return of_model
+
+    def _refresh_names(self, now_us: int) -> None:
+        if self._fleet is not None and now_us >= self._known_until_us:
+            self._known_until_us = now_us + NAMES_REFRESH_US
+            self._known = frozenset(self._fleet.models())
+
+    def _forget_models(self) -> None:
+        for gone in self._models.keys() - self._known - {OTHER}:
+            del self._models[gone]
+
+    def _forget_replicas(self) -> None:
+        present = set() if self._fleet is None else _replica_ids(self._fleet)
+        self._answers = {key: n for key, n in self._answers.items() if key[0] in present}
+
+    def _count_usage(self, record: ExchangeRecord, of_model: _OfModel) -> None:
+        """Add the engine's own word, cut to what is possible: a counter must never go back."""
+        usage = record.usage
+        if usage is None:
+            self._odd_usage += 1
+            return
+        of_model.completion_tokens += max(0, usage.completion_tokens)
+        cached_tokens = usage.cached_tokens
+        prompt_tokens = max(0, usage.prompt_tokens)
+        if cached_tokens is not None:
+            of_model.answered_prompt_tokens += prompt_tokens
+            of_model.cached_tokens += min(max(0, cached_tokens), prompt_tokens)
+        is_odd = cached_tokens is not None and not 0 <= cached_tokens <= usage.prompt_tokens
+        if is_odd or usage.prompt_tokens < 0 or usage.completion_tokens < 0:
+            self._odd_usage += 1
+
+    def _families(self) -> Iterator[Metric]:
+        self._forget_replicas()
+        yield from self._request_families()
+        yield from self._token_families()
+        yield from self._total_families()
+        if self._fleet is not None:
+            yield from fleet_families(self._fleet)
+        if self._sync is not None:
+            yield from store_families(self._sync)
+        if self._lag is not None:
+            yield from lag_families(self._lag)
+        policy = "" if self._fleet is None else self._fleet.policy.name
+        labels = (_version(), policy, platform.python_version())
+        yield family("warmroute_build_info", [(labels, 1)])
+
+    def _request_families(self) -> Iterator[Metric]:
+        models = self._models.items()
+        yield family(
+            "warmroute_requests_total",
+            (
+                ((model, f"{status}xx" if status else "none", outcome.value), count)
+                for model, of_model in models
+                for (status, outcome), count in of_model.requests.items()
+            ),
+        )
+        yield _histograms("warmroute_ttft_seconds", ((m, n.ttft) for m, n in models))
+        yield _histograms("warmroute_e2e_seconds", ((m, n.e2e) for m, n in models))
+        yield _histograms("warmroute_router_overhead_seconds", [("", self._overhead)])
+        yield _histograms("warmroute_chunk_gap_seconds", [("", self._gap)])
+
+    def _token_families(self) -> Iterator[Metric]:
+        for field in (
+            *("prompt_tokens", "matched_tokens", "answered_prompt_tokens"),
+            *("cached_tokens", "completion_tokens"),
+        ):
+            rows = [((model,), getattr(n, field)) for model, n in self._models.items()]
+            yield family(f"warmroute_{field}_total", rows)
+
+    def _total_families(self) -> Iterator[Metric]:
+        def total(outcome: Outcome) -> int:
+            counts = (c for n in self._models.values() for c in n.requests.items())
+            return sum(count for (_, ended), count in counts if ended is outcome)
+
+        yield family(
+            "warmroute_decisions_total",
+            (((policy, reason.value), n) for (policy, reason), n in self._decisions.items()),
+        )
+        yield family(
+            "warmroute_replica_answers_total",
+            (((replica, outcome.value), n) for (replica, outcome), n in self._answers.items()),
+        )
+        yield family(
+            "warmroute_retries_total", (((reason,), n) for reason, n in self._retries.items())
+        )
+        yield family(
+            "warmroute_failures_total",
+            (((failure.kind.code,), n) for failure, n in self._failures.items()),
+        )
+        yield family(
+            "warmroute_background_restarts_total",
+            (((task,), n) for task, n in self._restarts.items()),
+        )
+        for name, value in (
+            ("warmroute_in_flight_requests", self._in_flight),
+            ("warmroute_queued_requests", self._num_queued()),
+            ("warmroute_client_disconnects_total", total(Outcome.CLIENT_LEFT)),
+            ("warmroute_broken_answers_total", total(Outcome.BROKEN)),
+            ("warmroute_odd_usage_total", self._odd_usage),
+            ("warmroute_body_bytes_total", self._body_bytes),
+            ("warmroute_answer_bytes_total", self._answer_bytes),
+        ):
+            yield family(name, [((), value)])
+
+
+class _Exporter(Collector):
+    """What the registry asks at every scrape."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
+
+
+def _histograms(name: str, rows: Iterable[tuple[str, Histogram]]) -> Metric:
+    """Return one family; an empty label stands for a metric without labels."""
+    metric = family(name, [])
+    for model, histogram in rows:
+        histogram.add_to(metric, {"model": model} if model else {})
+    return metric
+
+
+def _replica_ids(fleet: FleetState) -> Collection[str]:
+    return {status.view.replica_id for status in fleet.views()}
+
+
+def _version() -> str:
+    try:
+        return version("warmroute")
+    except PackageNotFoundError:
+        return "unknown"

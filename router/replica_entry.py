@@ -1,0 +1,76 @@
+"""One replica as a person names it, in the file or on the admin port; checked before it is used.
+
+Rule: no complaint quotes a URL, which may hold a password.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from contract.options import SettingError
+
+TEXT_LENGTH_MAX = 512
+"""Of an id, a URL or a model's name: they become labels, headers and log lines."""
+
+_KNOWN = ("url", "id", "model")
+_EXPECTED = "expected http://host:port"
+
+
+@dataclass(frozen=True)
+class ReplicaEntry:
+    """A replica that the gateway is told of; without an id its URL is its id."""
+
+    url: str
+    replica_id: str | None = None
+    model: str | None = None
+
+
+def read_entry(fields: Any, where: str = "replica") -> ReplicaEntry:
+    """Check ``url``, ``id`` and ``model``; the last two may be missing. Raises SettingError."""
+    if not isinstance(fields, Mapping):
+        kind = type(fields).__name__
+        raise SettingError(f"{where} is a {kind}, expected a URL or an object with 'url'")
+    for name, value in fields.items():
+        if name not in _KNOWN:
+            raise SettingError(f"{where} has no setting {name!r}; known: {', '.join(_KNOWN)}")
+        if value is not None:
+            _check_text(f"{where}: {name}", value)
+    url = fields.get("url")
+    if not url:
+        raise SettingError(f"{where} has no url, {_EXPECTED}")
+    complaint = url_complaint(url)
+    if complaint is not None:
+        raise SettingError(f"{where} {complaint}")
+    return ReplicaEntry(url.rstrip("/"), fields.get("id") or None, fields.get("model") or None)
+
+
+def url_complaint(url: str) -> str | None:
+    """Return why no replica can be at ``url``, None if one can."""
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        return f"has a url that cannot be read, {_EXPECTED}"
+    if len(url) > TEXT_LENGTH_MAX:
+        return f"has a url of {len(url)} characters, at most {TEXT_LENGTH_MAX}"
+    if " " in url or not url.isprintable():
+        return f"has a url with spaces or control characters, {_EXPECTED}"
+    if parts.scheme != "http":
+        return f"has a url with scheme {parts.scheme[:16]!r}, {_EXPECTED}"
+    if not host or not port:
+        return f"has a url without a host or a port, {_EXPECTED}"
+    if parts.username is not None or parts.password is not None:
+        return f"has a url with a user or a password, {_EXPECTED}"
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        return f"has a url with more than host and port, {_EXPECTED}"
+    return None
+
+
+def _check_text(what: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise SettingError(f"{what} is a {type(value).__name__}, expected text")
+    if len(value) > TEXT_LENGTH_MAX:
+        raise SettingError(f"{what} has {len(value)} characters, at most {TEXT_LENGTH_MAX}")
+    if not value.isprintable():
+        raise SettingError(f"{what} has characters that cannot be printed")
