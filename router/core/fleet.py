@@ -73,7 +73,8 @@ class FleetState:
         if not eligible:
             return Decision(_refusal(excluded), None, None, 0, excluded)
         matched_blocks = self._match(request, pool)
-        self._number(request)
+        if self.policy.counts_arrivals:
+            self._number(request)
         alone = len(eligible) == 1
         replica = eligible[0] if alone else self.policy.choose(request, eligible)
         reason = Reason.ONLY_ONE if alone else _reason(request, replica, eligible)
@@ -261,9 +262,10 @@ class FleetState:
         belief = self._roster.of(lease.replica)
         if belief is None:
             return  # that process has gone, and what it did says nothing of its successor
-        before = belief.standing()
-        belief.breaker.observe(outcome, now_us, began_us=lease.booked_us, is_probe=lease.is_probe)
-        if belief.standing() is not before:
+        breaker = belief.breaker
+        before = (breaker.is_ejected, breaker.is_avoided)
+        breaker.observe(outcome, now_us, began_us=lease.booked_us, is_probe=lease.is_probe)
+        if (breaker.is_ejected, breaker.is_avoided) != before:
             self._roster.changed()
         if lease.chain:
             learn_from_end(self.index, belief, lease, outcome, usage)

@@ -24,6 +24,7 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    counts_arrivals: ClassVar[bool] = False  # whether it looks at ``arrival_index``
 
     @abstractmethod
     def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
@@ -39,17 +40,17 @@ class CostPolicy(Policy):
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
         """Return what sending ``request`` to ``replica`` costs, in ``unit``."""
 
+    def costs(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> list[float]:
+        """Return ``cost`` for each; a policy may compute them in one loop, as calls are dear."""
+        return [self.cost(request, replica) for replica in eligible]
+
     def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
-        best: list[ReplicaView] = []
-        least = float("inf")
-        for replica in eligible:
-            cost = self.cost(request, replica)
-            if cost < least:
-                least = cost
-                best = [replica]
-            elif cost == least:
-                best.append(replica)
-        return best[0] if len(best) == 1 else draw_one(request, best)
+        costs = self.costs(request, eligible)
+        least = min(costs)
+        if costs.count(least) == 1:
+            return eligible[costs.index(least)]
+        pairs = zip(eligible, costs, strict=True)
+        return draw_one(request, [replica for replica, cost in pairs if cost == least])
 
 
 def draw(request_id: str, purpose: str) -> int:

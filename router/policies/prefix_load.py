@@ -1,5 +1,6 @@
 """Prefix and load: where the first token comes soonest, at the least cost to those running."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import ClassVar
@@ -52,10 +53,23 @@ class PrefixLoad(CostPolicy):
                 raise ValueError(f"{name} is {value}, must be a number of 0 or more")
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
-        # Called for every replica of every request, so sums are taken without their properties.
-        requests = replica.own_requests + replica.foreign_requests
-        ahead_tokens = replica.own_ahead_tokens + replica.foreign_ahead_tokens
-        uncached_tokens = request.prompt_tokens - request.matched_tokens.get(replica.slot, 0)
-        delay = 1.0 + self.interference * sqrt(requests + 1)
-        tokens = ahead_tokens + uncached_tokens * delay + self.request_tokens * requests
-        return tokens / replica.prefill_tokens_per_s
+        return self.costs(request, (replica,))[0]
+
+    def costs(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> list[float]:
+        # Every request pays this for every replica: no calls, not even of properties.
+        prompt_tokens, matched_tokens = request.prompt_tokens, request.matched_tokens
+        interference, request_tokens = self.interference, self.request_tokens
+        costs = []
+        for replica in eligible:
+            requests = replica.own_requests + replica.foreign_requests
+            uncached_tokens = prompt_tokens
+            if replica.slot in matched_tokens:
+                uncached_tokens -= matched_tokens[replica.slot]
+            tokens = (
+                replica.own_ahead_tokens
+                + replica.foreign_ahead_tokens
+                + uncached_tokens * (1.0 + interference * sqrt(requests + 1))
+                + request_tokens * requests
+            )
+            costs.append(tokens / replica.prefill_tokens_per_s)
+        return costs

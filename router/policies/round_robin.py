@@ -21,6 +21,7 @@ class RoundRobin(Policy):
     """
 
     name: ClassVar[str] = "round_robin"
+    counts_arrivals: ClassVar[bool] = True
 
     def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
         by_id = sorted(eligible, key=lambda replica: replica.replica_id)

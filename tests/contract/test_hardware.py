@@ -222,5 +222,5 @@ def test_a_mixture_that_is_not_one_in_every_layer_is_refused(
 
 def test_the_beginning_of_one_name_is_enough_and_of_two_is_not() -> None:
     assert find_gpu("a100").name == "A100-80"
-    with pytest.raises(HardwareError, match="no GPU 'h'; known: .*H100"):
+    with pytest.raises(HardwareError, match=r"no GPU 'h'; known: .*H100"):
         find_gpu("h")
