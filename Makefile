@@ -23,7 +23,7 @@ check: install
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary
-	$(BIN)/pytest -m 'not blackbox'
+	$(BIN)/pytest -m 'not blackbox and not live'
 
 bench: install
 	$(BIN)/python -m bench.overhead

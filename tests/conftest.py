@@ -1,5 +1,20 @@
-"""What every test may use: a real Redis, and waiting for a state instead of a time."""
+"""What every test may use, and which tests are left out of the fast ones of `make check`."""
+
+from pathlib import Path
+
+import pytest
 
 from tests.redis_server import redis_server, redis_stopped
 
 __all__ = ["redis_server", "redis_stopped"]
+
+LIVE_FOLDERS = ("tests/replicas/server", "tests/router/gateway", "tests/router/store")
+LIVE_FILES = ("tests/router/test_admin.py", "tests/router/test_serve.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as live all tests of the shells: they use real sockets, Redis and time limits."""
+    for item in items:
+        path = item.path.relative_to(config.rootpath).as_posix()
+        if path in LIVE_FILES or Path(path).parent.as_posix() in LIVE_FOLDERS:
+            item.add_marker(pytest.mark.live)

@@ -47,7 +47,6 @@ class Attempt:
     _pieces_bytes = 0
     deadline_us = NEVER_US  # the next limit on this replica's silence
     sent_us: int | None = None
-    ended_us: int | None = None
     first_byte_us: int | None = None
     answer: AnswerHead | None = None
     _length: int | None = None
@@ -139,8 +138,7 @@ class Attempt:
             assert verdict is not None
             outcome = verdict.attempt
         self.deadline_us = NEVER_US
-        self.ended_us = self._context.clock_us()
-        self._lease.end(outcome, self.ended_us, usage)
+        self._lease.end(outcome, self._context.clock_us(), usage)
         self._context.on_lease_end()
 
     def judge(self, path: str) -> Verdict:
@@ -271,6 +269,11 @@ class Attempt:
         for raw, payload in self._pieces:
             relay.pass_on(raw, payload)
             self.answer_bytes += len(payload)
+
+    def finish_relay(self) -> None:
+        """Write what ends the client's message."""
+        assert self.relay is not None
+        self.relay.finish()
 
     def can_add_event(self) -> bool:
         """Say whether an event of the gateway's own could follow what has been passed on."""

@@ -11,14 +11,16 @@ import struct
 from typing import Protocol, cast
 
 from contract.failures import Failure
+from router.core.exchange import Event
 from router.core.reason import Outcome
 from router.core.record import ExchangeRecord
 from router.gateway.context import Context
 from router.gateway.exchange import Exchange
 from router.gateway.http_head import RequestHead
 from router.gateway.local_answer import CONTINUE, error_answer, request_id_line
-from router.gateway.request_reader import Phase, Refused, Request, RequestReader
+from router.gateway.request_reader import Phase, Request, RequestReader
 from router.gateway.routes import UNMATCHED, Match, Route, Routes
+from router.gateway.verdict import Refusal
 
 NEVER_US = 2**62
 PROBE_REPLY_S = 0.03
@@ -167,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
         reader.ready.clear()
         self._site.on_client_gone(self)
         if self._exchange is not None:
-            self._exchange.on_client_lost()
+            self._exchange.on(Event.CLIENT_LOST)
 
     def pause_writing(self) -> None:
         self.is_paused = True
@@ -175,12 +177,12 @@ class ClientConnection(asyncio.Protocol):
         self._unsent_bytes = self._transport.get_write_buffer_size()
         self._write_deadline_us = self._after(self._context.limits.write_us)
         if self._exchange is not None:
-            self._exchange.on_client_paused()
+            self._exchange.on(Event.PAUSED)
 
     def resume_writing(self) -> None:
         self.is_paused = False
         if self._exchange is not None:
-            self._exchange.on_client_resumed()
+            self._exchange.on(Event.RESUMED)
 
     # ---- requests
 
@@ -240,11 +242,11 @@ class ClientConnection(asyncio.Protocol):
         if self.closes:
             self.close()
 
-    def _refusal(self, match: Match) -> Refused | None:
+    def _refusal(self, match: Match) -> Refusal | None:
         if match.refusal is not None:
-            return Refused(match.refusal.failure, match.refusal.message)
+            return match.refusal
         if self._context.is_draining and match.route is Route.REPLICA:
-            return Refused(Failure.DRAINING, "the gateway is stopping; try another or again later")
+            return Refusal(Failure.DRAINING, "the gateway is stopping; try another or again later")
         return None
 
     def _answer_expectation(self) -> None:
@@ -259,7 +261,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._refuse(refused)
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: Refusal) -> None:
         """Answer what cannot be read on, and throw away what still comes of it."""
         self._request_closes = True
         self._answer_refused(refused, UNMATCHED, None)
@@ -268,7 +270,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write_eof()
 
-    def _answer_refused(self, refused: Refused, label: str, head: RequestHead | None) -> None:
+    def _answer_refused(self, refused: Refusal, label: str, head: RequestHead | None) -> None:
         context = self._context
         request_id = (head and head.request_id) or context.new_request_id()
         failure = refused.failure
@@ -278,11 +280,7 @@ class ClientConnection(asyncio.Protocol):
             methods = self._site.routes.match(head.method, head.path).methods
             extra_lines += b"Allow: %b\r\n" % methods.encode()
         is_head = head is not None and head.method == "HEAD"
-        self.write(
-            error_answer(
-                failure, refused.message, None, extra_lines, close=self.closes, bodiless=is_head
-            )
-        )
+        self.write(error_answer(refused, extra_lines, close=self.closes, bodiless=is_head))
         record = ExchangeRecord(
             request_id, label, Outcome.REFUSED, failure.kind.status, now_us, now_us
         )
@@ -302,7 +300,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._reader.give_up()
             what = "head" if self._phase is Phase.HEAD else "body"
-            self._refuse(Refused(Failure.REQUEST_TIMEOUT, f"the {what} of the request is late"))
+            self._refuse(Refusal(Failure.REQUEST_TIMEOUT, f"the {what} of the request is late"))
 
     def _look_for_progress(self, now_us: int) -> None:
         transport = self._transport
@@ -313,7 +311,7 @@ class ClientConnection(asyncio.Protocol):
             self._write_deadline_us = now_us + self._context.limits.write_us
         elif now_us >= self._write_deadline_us:
             if self._exchange is not None:
-                self._exchange.on_client_write_timeout()
+                self._exchange.on(Event.CLIENT_WRITE_TIMEOUT)
             self.abort()
         self._unsent_bytes = unsent_bytes
 

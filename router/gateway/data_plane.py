@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from contract.failures import Failure
 from router.core.config import RoutingConfig
-from router.core.reason import Ineligible
+from router.core.reason import Ineligible, Reason
 from router.gateway.acceptor import Acceptor, listen
 from router.gateway.client_connection import ClientConnection
 from router.gateway.config import GatewayConfig
@@ -24,6 +24,7 @@ from router.gateway.local_answer import (
     status_body,
 )
 from router.gateway.routes import MODELS_PATH, Match, Route, Routes
+from router.gateway.verdict import Refusal, refusal_of
 
 SERVING = frozenset({None, Ineligible.BACKING_OFF, Ineligible.NOT_REPORTING})
 """Standings of replicas for which the gateway is ready. One that does not report may be well: it
@@ -125,9 +126,7 @@ class DataPlane:
         if route is Route.MODELS:
             return self._answer_models(head.path, closes=closes, is_head=is_head)
         if route is Route.READY and not self.is_ready():
-            message = "the gateway is stopping" if self.context.is_draining else "no replica yet"
-            failure = Failure.DRAINING if self.context.is_draining else Failure.NO_REPLICA
-            return error_answer(failure, message, close=closes, bodiless=is_head)
+            return error_answer(self._unready(), close=closes, bodiless=is_head)
         status = "ready" if route is Route.READY else "ok"
         return json_answer(200, status_body(status), close=closes, bodiless=is_head)
 
@@ -137,6 +136,11 @@ class DataPlane:
             status.standing in SERVING for status in self.context.fleet.views()
         )
 
+    def _unready(self) -> Refusal:
+        if self.context.is_draining:
+            return Refusal(Failure.DRAINING, "the gateway is stopping")
+        return Refusal(Failure.NO_REPLICA, "there is no replica that can take a request")
+
     def _answer_models(self, path: str, *, closes: bool, is_head: bool) -> bytes:
         models = self.context.fleet.models()
         name = unquote(path.removeprefix(MODELS_PATH).removeprefix("/"))
@@ -144,9 +148,8 @@ class DataPlane:
             return json_answer(200, models_body(models), close=closes, bodiless=is_head)
         if name in models:
             return json_answer(200, model_body(name), close=closes, bodiless=is_head)
-        message = f"the model {name!r} does not exist; GET /v1/models lists those that do"
-        failure = Failure.MODEL_NOT_FOUND
-        return error_answer(failure, message, "model", close=closes, bodiless=is_head)
+        refusal = refusal_of(Reason.MODEL_NOT_FOUND, name)
+        return error_answer(refusal, close=closes, bodiless=is_head)
 
     # ---- clients
 
@@ -179,7 +182,7 @@ class DataPlane:
     def _turn_away(self, sock: socket.socket) -> None:
         message = "the gateway serves as many connections as it may; try again later"
         try:
-            sock.send(error_answer(Failure.OVERLOADED, message, close=True))
+            sock.send(error_answer(Refusal(Failure.OVERLOADED, message), close=True))
         except OSError:
             pass  # that client has gone already
         sock.close()

@@ -22,7 +22,7 @@ from router.gateway.context import Context
 from router.gateway.http_head import RequestHead, request_bytes
 from router.gateway.local_answer import CONTINUE, error_answer, request_id_line
 from router.gateway.relay import Relay
-from router.gateway.verdict import public_name, refusal_of
+from router.gateway.verdict import Refusal, public_name, refusal_of
 
 LEADING_ZERO = b"0"
 """Before the size of the next chunk it changes nothing: 1a and 01a are one number."""
@@ -53,19 +53,17 @@ class Exchange:
     # Class attributes, so that a request sets only what it changes.
     state = State.RECEIVED
     _request: RouteRequest | None = None
-    _attempt: Attempt | None = None
+    _last_attempt: Attempt | None = None
     _attempts = 0
     _kept: Attempt | None = None  # the last that was answered with a refusal, in full
     _ticket: Ticket | None = None
     _wait: asyncio.TimerHandle | None = None
     _decided_us: int | None = None
     _reason: Reason | None = None
-    _failure: Failure | None = None  # the gateway's word for what went wrong last
-    _message = ""
-    _param: str | None = None
+    _refusal: Refusal | None = None  # what to say if nothing can be saved
+    _is_refused = False  # it was said
     _detail = ""
     _status = 0
-    _is_refused = False  # with the gateway's own error
     _closes = False
 
     def __init__(
@@ -83,17 +81,17 @@ class Exchange:
 
     def start(self) -> None:
         """Begin. The exchange may have ended when this returns."""
-        context = self._context
+        context, head = self._context, self._head
         context.exchanges.add(self)
         context.metrics.exchange_started()
         context.budget.on_request()
-        head = self._head
         try:
             self._request = route_request(
                 head.path, self._body, self._request_id, context.routing, head.session_key
             )
         except BadRequestError as error:
-            self._refuse(error.failure, error.message, error.param)
+            self._refusal = Refusal(error.failure, error.message, error.param)
+            self.on(Event.REFUSED)
         else:
             self.on(Event.ADMITTED)
 
@@ -106,11 +104,11 @@ class Exchange:
 
     def on_failure(self, event: Event, failure: Failure, detail: str) -> None:
         """Likewise, with the words for it if nothing can be saved."""
-        if self._attempt is None:
-            return  # it has ended
-        self._failure = failure
+        if self.state is State.ENDED:
+            return
         self._detail = detail
-        self._message = f"replica {public_name(self._attempt.replica_id)}: {detail}"
+        name = public_name(self._attempt.replica_id)
+        self._refusal = Refusal(failure, f"replica {name}: {detail}")
         self.on(event)
 
     def can_retry(self, status: int) -> bool:
@@ -127,35 +125,18 @@ class Exchange:
     def on_queue_timeout(self) -> None:
         """It has left the queue because it waited too long."""
         self._ticket = None
-        self._failure = Failure.OVERLOADED
-        self._message = "every replica was busy for too long; try again later"
+        message = "every replica was busy for too long; try again later"
+        self._refusal = Refusal(Failure.OVERLOADED, message)
         self.on(Event.QUEUE_TIMEOUT)
-
-    def on_client_lost(self) -> None:
-        """The client has closed its connection."""
-        self.on(Event.CLIENT_LOST)
-
-    def on_client_write_timeout(self) -> None:
-        """The client has taken nothing for too long."""
-        self.on(Event.CLIENT_WRITE_TIMEOUT)
-
-    def on_client_paused(self) -> None:
-        """The client is slower than the replica."""
-        self.on(Event.PAUSED)
-
-    def on_client_resumed(self) -> None:
-        """The client has caught up."""
-        self.on(Event.RESUMED)
 
     def on_drain_over(self) -> None:
         """The gateway stops."""
-        self._failure = Failure.DRAINING
-        self._message = "the gateway is stopping"
+        self._refusal = Refusal(Failure.DRAINING, "the gateway is stopping")
         self.on(Event.DRAIN_OVER)
 
     def on_sweep(self, now_us: int) -> None:
         """Time has passed."""
-        attempt = self._attempt
+        attempt = self._last_attempt
         if attempt is None:
             return
         attempt.renew_lease()
@@ -173,29 +154,34 @@ class Exchange:
 
         None where there are none, and the client has to be taken for gone.
         """
-        relay = None if self._attempt is None else self._attempt.relay
-        if relay is None:
+        attempt = self._last_attempt
+        if attempt is None or attempt.relay is None:
             return None if self._head.is_http_1_0 else CONTINUE
-        return LEADING_ZERO if self._attempt and self._attempt.can_add_chunk() else None
+        return LEADING_ZERO if attempt.can_add_chunk() else None
 
     # ---- the actions
+
+    @property
+    def _attempt(self) -> Attempt:
+        assert self._last_attempt is not None
+        return self._last_attempt
 
     def _decide(self, _: Transition) -> None:
         context, request = self._context, self._request
         assert request is not None
         if context.queue.waits(request.model):
             self._queue_up()
-        else:
-            now_us = context.clock_us()
-            self._take(context.fleet.decide(request, now_us, self._tried), now_us)
+            return
+        now_us = context.clock_us()
+        self._take(context.fleet.decide(request, now_us, self._tried), now_us)
 
     def _take(self, decision: Decision, now_us: int) -> None:
         self._reason = decision.reason
         if decision.lease is not None:
             self._decided_us = now_us
             self._attempts += 1
-            self._attempt = Attempt(self._context, self, decision, now_us)
-            self._tried.add(self._attempt.replica_id)
+            attempt = self._last_attempt = Attempt(self._context, self, decision, now_us)
+            self._tried.add(attempt.replica_id)
             self.on(Event.DECIDED)
         elif decision.reason is Reason.QUEUED:
             self._queue_up()
@@ -206,56 +192,38 @@ class Exchange:
         context, request = self._context, self._request
         assert request is not None
         self._reason = Reason.QUEUED
-        ticket = context.queue.offer(request, context.clock_us(), self._tried)
-        if ticket is None:
+        self._ticket = context.queue.offer(request, context.clock_us(), self._tried)
+        if self._ticket is None:
             self._reason = Reason.QUEUE_FULL
             self._refuse_for(Reason.QUEUE_FULL)
             return
-        self._ticket = ticket
-        context.queued[ticket] = self
+        context.queued[self._ticket] = self
         self.on(Event.QUEUED)
 
     def _refuse_for(self, reason: Reason) -> None:
-        assert self._request is not None
-        refusal = refusal_of(reason, self._request.model)
-        if self._attempts:  # what went wrong before says more than that nobody else is left
-            self.on(Event.REFUSED)
-        else:
-            self._refuse(refusal.failure, refusal.message, refusal.param)
-
-    def _refuse(self, failure: Failure, message: str, param: str | None) -> None:
-        self._failure, self._message, self._param = failure, message, param
+        # After an attempt, what went wrong there says more than that nobody else is left.
+        if not self._attempts:
+            assert self._request is not None
+            self._refusal = refusal_of(reason, self._request.model)
         self.on(Event.REFUSED)
-
-    def _connect(self, _: Transition) -> None:
-        assert self._attempt is not None
-        self._attempt.connect()
-
-    def _reconnect(self, _: Transition) -> None:
-        assert self._attempt is not None
-        self._attempt.reconnect()
 
     def _send(self, _: Transition) -> None:
         attempt, request, head = self._attempt, self._request, self._head
-        assert attempt is not None
         assert request is not None
-        context = self._context
         authority, prefix = attempt.authority_and_prefix
         own_lines = b"" if head.request_id else request_id_line(self._request_id)
         if head.has_body or head.method == "POST":
             own_lines += b"Content-Length: %d\r\n" % len(self._body)
-        limit_us = context.limits.first_byte_us if request.stream else context.limits.answer_us
+        limits = self._context.limits
         attempt.send(
             request_bytes(head, authority, prefix, own_lines),
             self._body,
             bodiless=head.method == "HEAD",
-            silence_max_us=limit_us,
+            silence_max_us=limits.first_byte_us if request.stream else limits.answer_us,
         )
 
     def _relay_head(self, _: Transition) -> None:
-        attempt = self._attempt
-        assert attempt is not None
-        self._begin_relay(attempt)
+        self._begin_relay(self._attempt)
         if self._client.is_paused:
             self.on(Event.PAUSED)
 
@@ -269,53 +237,30 @@ class Exchange:
         attempt.begin_relay(relay, line)
         self._closes = relay.closes
 
-    def _finish(self, _: Transition) -> None:
-        assert self._attempt is not None
-        assert self._attempt.relay is not None
-        self._attempt.relay.finish()
-
-    def _pause(self, _: Transition) -> None:
-        assert self._attempt is not None
-        self._attempt.pause()
-
-    def _resume(self, _: Transition) -> None:
-        assert self._attempt is not None
-        self._attempt.resume()
-
-    def _reuse(self, _: Transition) -> None:
-        assert self._attempt is not None
-        self._attempt.reuse()
-
-    def _drop(self, _: Transition) -> None:
-        assert self._attempt is not None
-        self._attempt.drop()
-
     def _release(self, row: Transition) -> None:
         attempt = self._attempt
-        assert attempt is not None
         if row.attempt is None:
             self._detail = attempt.judge(self._path).detail
-        if row.state is State.FAILED and row.attempt is None:
-            self._kept = attempt
+            if row.state is State.FAILED:
+                self._kept = attempt
         attempt.release(row.attempt)
 
     def _judge(self, _: Transition) -> None:
-        context, kept = self._context, self._kept
-        is_refusal = kept is not None and kept is self._attempt
-        if is_refusal:
-            assert kept is not None
-            assert kept.answer is not None
-            cause: Failure | int = kept.answer.status
+        context, attempt = self._context, self._attempt
+        if attempt is self._kept:
+            assert attempt.answer is not None
+            cause: Failure | int = attempt.answer.status
+            name = f"http_{cause}"
         else:
-            assert self._failure is not None
-            cause = self._failure
-        if not may_retry(cause, self._attempts, context.routing) or not context.budget.take(
-            context.clock_us()
-        ):
+            assert self._refusal is not None
+            cause = self._refusal.failure
+            name = cause.kind.code
+        is_worth_it = may_retry(cause, self._attempts, context.routing)
+        if is_worth_it and context.budget.take(context.clock_us()):
+            context.metrics.retry(name)
+            self.on(Event.RETRY)
+        else:
             self.on(Event.GIVEN_UP)
-            return
-        context.metrics.retry(cause.kind.code if isinstance(cause, Failure) else f"http_{cause}")
-        self.on(Event.RETRY)
 
     def _wait_for_retry(self, _: Transition) -> None:
         wait_us = backoff_us(self._attempts, self._request_id, self._context.routing)
@@ -323,29 +268,28 @@ class Exchange:
         self._wait = loop.call_later(wait_us / 1_000_000, self.on, Event.BACKED_OFF)
 
     def _stop_waiting(self, _: Transition) -> None:
-        if self._wait is not None:
-            self._wait.cancel()
+        assert self._wait is not None
+        self._wait.cancel()
 
     def _leave_queue(self, _: Transition) -> None:
-        if self._ticket is not None:
-            self._context.queue.cancel(self._ticket)
-            self._context.queued.pop(self._ticket, None)
+        assert self._ticket is not None
+        self._context.queue.cancel(self._ticket)
+        del self._context.queued[self._ticket]
 
     def _answer(self, _: Transition) -> None:
         if self._kept is not None:
-            self._attempt = self._kept
+            self._last_attempt = self._kept
             self._begin_relay(self._kept)
-            self._finish(_)
+            self._kept.finish_relay()
             return
-        assert self._failure is not None
+        refusal = self._refusal
+        assert refusal is not None
         self._is_refused = True
-        self._status = self._failure.kind.status
+        self._status = refusal.failure.kind.status
         self._closes = self._client.closes
         self._client.write(
             error_answer(
-                self._failure,
-                self._message,
-                self._param,
+                refusal,
                 request_id_line(self._request_id),
                 close=self._closes,
                 bodiless=self._head.method == "HEAD",
@@ -353,24 +297,21 @@ class Exchange:
         )
 
     def _break_off(self, _: Transition) -> None:
-        attempt = self._attempt
-        assert attempt is not None
+        attempt, refusal = self._attempt, self._refusal
         assert attempt.relay is not None
-        assert self._failure is not None
+        assert refusal is not None
         if attempt.can_add_event():
-            event = b"data: %b\n\n" % error_body(self._failure, self._message, self._param)
-            attempt.relay.add_chunk(event)
+            body = error_body(refusal.failure, refusal.message, refusal.param)
+            attempt.relay.add_chunk(b"data: %b\n\n" % body)
         self._client.cut(reset=not attempt.relay.end_is_visible)
-
-    def _cut(self, _: Transition) -> None:
-        self._client.cut(reset=True)
 
     def _end(self, row: Transition) -> None:
         context = self._context
         context.exchanges.discard(self)
-        self._let_go_of_body()
+        if self._body:
+            self._let_go_of_body()
         context.report(self._record(row.outcome or self._outcome()))
-        self._attempt = self._kept = None  # they know their exchange: no cycles are left behind
+        self._last_attempt = self._kept = None  # they know their exchange: no cycle is left
         self._client.on_exchange_end(closes=self._closes)
 
     def _let_go_of_body(self) -> None:
@@ -381,22 +322,23 @@ class Exchange:
             self._request.prompt = b""
             self._request.chains = {}
 
+    # ---- the books
+
     def _outcome(self) -> Outcome:
-        verdict = None if self._attempt is None else self._attempt.verdict
-        if self._is_refused or verdict is None:
+        if self._is_refused:
             return Outcome.REFUSED
-        return verdict.outcome
+        assert self._attempt.verdict is not None
+        return self._attempt.verdict.outcome
 
     def _record(self, outcome: Outcome) -> ExchangeRecord:
-        request, attempt = self._request, self._attempt
-        ended_us = None if attempt is None or self._kept is attempt else attempt.ended_us
+        request, attempt = self._request, self._last_attempt
         record = ExchangeRecord(
             request_id=self._request_id,
             path=self._path,
             outcome=outcome,
             status=self._status,
             received_us=self._received_us,
-            ended_us=self._context.clock_us() if ended_us is None else ended_us,
+            ended_us=self._context.clock_us(),
             policy=self._context.policy,
             reason=self._reason,
             detail=self._detail,
@@ -404,8 +346,8 @@ class Exchange:
             decided_us=self._decided_us,
             body_bytes=self._body_bytes,
         )
-        if outcome in (Outcome.REFUSED, Outcome.BROKEN):
-            record.failure = self._failure
+        if self._refusal is not None and outcome in (Outcome.REFUSED, Outcome.BROKEN):
+            record.failure = self._refusal.failure
         if request is not None:
             record.model = request.model
             record.stream = request.stream
@@ -418,15 +360,15 @@ class Exchange:
 _DO: tuple[Callable[[Exchange, Transition], None], ...] = tuple(
     {
         Action.DECIDE: Exchange._decide,
-        Action.CONNECT: Exchange._connect,
-        Action.RECONNECT: Exchange._reconnect,
+        Action.CONNECT: lambda exchange, _: exchange._attempt.connect(),
+        Action.RECONNECT: lambda exchange, _: exchange._attempt.reconnect(),
         Action.SEND: Exchange._send,
         Action.RELAY_HEAD: Exchange._relay_head,
-        Action.FINISH: Exchange._finish,
-        Action.PAUSE: Exchange._pause,
-        Action.RESUME: Exchange._resume,
-        Action.REUSE: Exchange._reuse,
-        Action.DROP: Exchange._drop,
+        Action.FINISH: lambda exchange, _: exchange._attempt.finish_relay(),
+        Action.PAUSE: lambda exchange, _: exchange._attempt.pause(),
+        Action.RESUME: lambda exchange, _: exchange._attempt.resume(),
+        Action.REUSE: lambda exchange, _: exchange._attempt.reuse(),
+        Action.DROP: lambda exchange, _: exchange._attempt.drop(),
         Action.RELEASE: Exchange._release,
         Action.JUDGE: Exchange._judge,
         Action.WAIT: Exchange._wait_for_retry,
@@ -434,7 +376,7 @@ _DO: tuple[Callable[[Exchange, Transition], None], ...] = tuple(
         Action.LEAVE_QUEUE: Exchange._leave_queue,
         Action.ANSWER: Exchange._answer,
         Action.BREAK_OFF: Exchange._break_off,
-        Action.CUT: Exchange._cut,
+        Action.CUT: lambda exchange, _: exchange._client.cut(reset=True),
         Action.END: Exchange._end,
     }[action]
     for action in Action

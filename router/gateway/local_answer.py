@@ -5,7 +5,8 @@ from http import HTTPStatus
 
 import msgspec
 
-from contract.failures import Failure, error_body
+from contract.failures import error_body
+from router.gateway.verdict import Refusal
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -36,19 +37,13 @@ def json_answer(
 
 
 def error_answer(
-    failure: Failure,
-    message: str,
-    param: str | None = None,
-    extra_lines: bytes = b"",
-    *,
-    close: bool,
-    bodiless: bool = False,
+    refusal: Refusal, extra_lines: bytes = b"", *, close: bool, bodiless: bool = False
 ) -> bytes:
     """Return the gateway's own error, with Retry-After where the failure is a passing one."""
-    kind = failure.kind
+    kind = refusal.failure.kind
     if kind.retry_after_s is not None:
         extra_lines += b"Retry-After: %d\r\n" % kind.retry_after_s
-    body = error_body(failure, message, param)
+    body = error_body(refusal.failure, refusal.message, refusal.param)
     return json_answer(kind.status, body, extra_lines, close=close, bodiless=bodiless)
 
 

@@ -13,6 +13,7 @@ from contract.failures import Failure
 from router.gateway.chunked_body import BadChunkError, ChunkedBody
 from router.gateway.config import GatewayConfig
 from router.gateway.http_head import HEAD_END, BadHeadError, RequestHead, RequestHeads
+from router.gateway.verdict import Refusal
 
 
 @dataclass(slots=True)
@@ -21,14 +22,6 @@ class Request:
 
     head: RequestHead
     body: bytes
-
-
-@dataclass(slots=True)
-class Refused:
-    """What came instead of a request, and how it is answered."""
-
-    failure: Failure
-    message: str
 
 
 class Phase(Enum):
@@ -41,7 +34,7 @@ class Phase(Enum):
 
 
 class RequestReader:
-    """Fed with bytes, it puts requests into ``ready``, and at most one Refused, which is last.
+    """Fed with bytes, it puts requests into ``ready``, and at most one Refusal, which is last.
 
     It reads ahead no further than ``pipelined_max`` requests; ``read_on`` goes on from there.
     ``reserve`` is asked for room for so many bytes of a body; what it has granted is in
@@ -61,7 +54,7 @@ class RequestReader:
         self.head: RequestHead | None = None  # of the request whose body is awaited
         self.held_bytes = 0
         self.phase = Phase.BETWEEN
-        self.ready: deque[Request | Refused] = deque()
+        self.ready: deque[Request | Refusal] = deque()
         self.wants_continue = False  # the client waits for a 100 before it sends the body
 
     @property
@@ -101,7 +94,7 @@ class RequestReader:
     def refuse(self, failure: Failure, message: str) -> None:
         """Put a refusal in the place of the request under way, and read no more."""
         self.give_up()
-        self.ready.append(Refused(failure, message))
+        self.ready.append(Refusal(failure, message))
 
     # ---- the head: these return where to go on, None if they need more bytes or have refused
 
@@ -128,7 +121,7 @@ class RequestReader:
         if head.num_fields > self._config.header_count_max:
             self._refuse_head()
             return None
-        return self._begin_body(head, length or 0, end + len(HEAD_END))
+        return self._begin_body(head, length or 0, data, end + len(HEAD_END))
 
     def _keep_beginning(self, rest: bytes) -> None:
         """Keep an unfinished head, unless it can never become one."""
@@ -152,13 +145,16 @@ class RequestReader:
 
     # ---- the body
 
-    def _begin_body(self, head: RequestHead, length: int, at: int) -> int | None:
+    def _begin_body(self, head: RequestHead, length: int, data: bytes, at: int) -> int | None:
         self.head = head
-        if not head.is_chunked and not length:
-            return self._complete(b"", at)
         if length > self._config.max_body_bytes:
             self._refuse_body()
             return None
+        end = at + length
+        if not head.is_chunked and end <= len(data):  # all of it came at once, as nearly always
+            if not self._make_room(length):
+                return None
+            return self._complete(data[at:end], end)
         self.phase = Phase.BODY
         self._missing = length
         self._chunks = ChunkedBody(self._config.header_bytes_max) if head.is_chunked else None
@@ -182,9 +178,9 @@ class RequestReader:
         except BadChunkError as error:
             self.refuse(Failure.BAD_HTTP, str(error))
             return None
-        for piece in pieces:
-            if not self._hold(piece):
-                return None
+        # One piece per read: kept apart, small chunks would take many times their bytes.
+        if not self._hold(b"".join(pieces)):
+            return None
         at = len(data) - len(rest)
         return self._complete(self._take_body(), at) if chunks.is_whole else at
 
@@ -192,12 +188,17 @@ class RequestReader:
         if self.held_bytes + len(part) > self._config.max_body_bytes:
             self._refuse_body()
             return False
-        if not self._reserve(len(part)):
-            message = "the gateway holds as many bytes of requests as it may; try again later"
-            self.refuse(Failure.OVERLOADED, message)
+        if not self._make_room(len(part)):
             return False
         self.held_bytes += len(part)
         self._parts.append(part)
+        return True
+
+    def _make_room(self, size: int) -> bool:
+        if size and not self._reserve(size):
+            message = "the gateway holds as many bytes of requests as it may; try again later"
+            self.refuse(Failure.OVERLOADED, message)
+            return False
         return True
 
     def _take_body(self) -> bytes:

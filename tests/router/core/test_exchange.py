@@ -39,8 +39,7 @@ class Shell:
     def take(self, event: Event) -> None:
         row = transition(self.state, event)
         was_ended = self.state is State.ENDED
-        if event is Event.DECIDED and row.state is State.CONNECTING:
-            self.leases += 1
+        self.leases += Action.CONNECT in row.actions  # the decision that it follows booked one
         for action in row.actions:
             assert not was_ended
             self.counts[action] += 1

@@ -1,0 +1,309 @@
+"""What is tried again, where, how often, and what the client gets when nothing helps."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from contract.failures import Failure
+from router.core.reason import Outcome
+from tests.router.gateway.running import RunningGateway, gateway_of
+from tests.router.gateway.scripted_replica import (
+    Script,
+    ScriptedReplica,
+    Turn,
+    answering,
+    never_answering,
+)
+from tests.router.gateway.wire import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    chat,
+    chunk,
+    completion,
+    event,
+    ok,
+    post,
+)
+from tests.waiting import until
+
+RATE_LIMITED = ok(
+    *(b'{"error":{"code":"rl"}}', "Retry-After: 7", "x-should-retry: false"),
+    status="429 Too Many Requests",
+)
+GOOD = answering(ok(completion()))
+
+
+async def close_at_once(turn: Turn) -> None:
+    turn.close()
+
+
+async def reset_at_once(turn: Turn) -> None:
+    turn.reset()
+
+
+@asynccontextmanager
+async def fleet_of(
+    *scripts: Script, **routing: float
+) -> AsyncIterator[tuple[RunningGateway, list[ScriptedReplica]]]:
+    """Run a gateway in front of one replica per script, used in turn."""
+    async with AsyncExitStack() as stack:
+        replicas = [
+            await stack.enter_async_context(ScriptedReplica(script, "abcd"[index]))
+            for index, script in enumerate(scripts)
+        ]
+        gateway = await stack.enter_async_context(gateway_of(*replicas, routing=dict(routing)))
+        yield gateway, replicas
+
+
+def hits(replicas: list[ScriptedReplica]) -> int:
+    return sum(len(replica.requests) for replica in replicas)
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "401 U", "404 N", "409 C", "422 X", "500 E"])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_an_answer_that_another_replica_would_give_too_is_relayed_at_once(
+    status: str, is_stream: bool
+) -> None:
+    script = answering(ok(b'{"detail": "unique"}', "X-Err: 7", status=status))
+
+    async with fleet_of(script, script) as (gateway, replicas):
+        answer = await gateway.chat(stream=is_stream)
+        record = await gateway.record()
+
+    assert (answer.status, answer.body) == (int(status[:3]), b'{"detail": "unique"}')
+    assert (answer.value("x-err"), answer.value("content-type")) == ("7", "application/json")
+    assert hits(replicas) == 1
+    assert (record.outcome, record.status) == (Outcome.REPLICA_ERROR, int(status[:3]))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(close_at_once, reset_at_once, answering(RATE_LIMITED), answering(b"junk\r\n\r\n")),
+        *(answering(ok(b"busy", status=f"{status} X")) for status in (502, 503, 504)),
+        answering(b"HTTP/1.1 503 X\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbusy\r\n0\r\n\r\n"),
+        answering(b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"),
+        answering(STREAM_HEAD),
+    ],
+    ids=[
+        *("closed", "reset", "429", "not http", "502", "503", "504", "503 chunked", "503 empty"),
+        "stream without a byte",
+    ],
+)
+async def test_what_breaks_before_the_first_byte_is_served_by_another_replica(bad: Script) -> None:
+    async def bad_once(turn: Turn) -> None:
+        await bad(turn)
+        turn.close()
+
+    async with fleet_of(bad_once, bad_once, GOOD) as (gateway, _):
+        answers = [await gateway.chat(f"{index}") for index in range(6)]
+        record = await gateway.record(0)
+
+    assert [answer.status for answer in answers] == [200] * 6
+    assert [answer.body for answer in answers] == [completion()] * 6
+    assert {answer.value("x-warmroute-replica") for answer in answers} == {"c"}
+    assert record.outcome is Outcome.COMPLETE
+    assert record.failure is None
+    assert max(record.attempts for record in gateway.records) > 1
+
+
+async def test_a_replica_that_cannot_be_reached_is_not_felt() -> None:
+    async with ScriptedReplica(GOOD) as gone:
+        url = gone.url
+    async with (
+        ScriptedReplica(GOOD) as replica,
+        gateway_of(url, replica) as gateway,
+    ):
+        answers = [await gateway.chat(f"{index}") for index in range(10)]
+
+    assert [answer.status for answer in answers] == [200] * 10
+    assert len(replica.requests) == 10
+
+
+async def test_the_last_refusal_of_a_replica_is_relayed_as_it_is() -> None:
+    script = answering(RATE_LIMITED)
+
+    async with fleet_of(script, script) as (gateway, replicas):
+        answer = await gateway.chat()
+        record = await gateway.record()
+
+    assert (answer.status, answer.body) == (429, b'{"error":{"code":"rl"}}')
+    assert (answer.value("retry-after"), answer.value("x-should-retry")) == ("7", "false")
+    assert hits(replicas) == 2
+    assert (record.outcome, record.failure) == (Outcome.REPLICA_ERROR, None)
+
+
+async def test_a_refusal_outlives_the_failure_of_the_replica_after_it() -> None:
+    async with fleet_of(answering(RATE_LIMITED), close_at_once) as (gateway, replicas):
+        answer = await gateway.chat()
+
+    assert answer.status == 429
+    assert hits(replicas) == 2
+
+
+async def test_no_more_replicas_are_asked_than_the_settings_say() -> None:
+    async with fleet_of(*[close_at_once] * 4, retry_max=2) as (gateway, replicas):
+        answer = await gateway.chat("POISON")
+        record = await gateway.record()
+
+    assert (answer.status, answer.code) == (502, "replica_connection_lost")
+    assert [len(replica.requests) for replica in replicas].count(1) == 3
+    assert hits(replicas) == 3
+    assert (record.attempts, record.failure) == (3, Failure.UPSTREAM_LOST)
+
+
+async def test_retries_end_with_their_budget() -> None:
+    settings = {"retry_budget": 0.0, "retry_floor_per_s": 0.1, "breaker_failures": 99}
+    async with fleet_of(*[close_at_once] * 4, **settings) as (
+        gateway,
+        replicas,
+    ):
+        for _ in range(10):
+            assert (await gateway.chat()).status == 502
+
+    assert hits(replicas) == 11  # one retry had been saved up
+
+
+async def test_nothing_is_sent_again_after_the_first_byte() -> None:
+    async def break_off(turn: Turn) -> None:
+        await turn.send_pieces(STREAM_HEAD, chunk(event("t1")), chunk(event("t2")))
+        turn.reset()
+
+    async with fleet_of(break_off, break_off) as (gateway, replicas):
+        answer = await gateway.chat(stream=True)
+
+    assert not answer.is_whole
+    assert hits(replicas) == 1
+
+
+async def test_a_refusal_too_long_to_keep_is_relayed_at_once() -> None:
+    body = b"x" * 200_000
+
+    async with fleet_of(*[answering(ok(body, status="503 Busy"))] * 2) as (gateway, replicas):
+        answer = await gateway.chat()
+
+    assert (answer.status, answer.body) == (503, body)
+    assert hits(replicas) == 1
+
+
+async def test_a_reused_connection_that_was_closed_meanwhile_is_replaced_unnoticed() -> None:
+    executed = 0
+
+    async def close_the_second(turn: Turn) -> None:
+        nonlocal executed
+        if turn.index == 1:
+            turn.close()
+            return
+        executed += 1
+        await turn.send(ok(completion()))
+
+    async with fleet_of(close_the_second, breaker_failures=1) as (gateway, _):
+        answers = [await gateway.chat(f"{index}") for index in range(50)]
+
+    assert {answer.status for answer in answers} == {200}
+    assert {record.attempts for record in gateway.records} == {1}
+    assert executed == 50
+    assert gateway.fleet.views()[0].standing is None
+
+
+async def test_a_fresh_connection_that_is_closed_counts_as_a_failure() -> None:
+    async with fleet_of(close_at_once) as (gateway, replicas):
+        answer = await gateway.chat()
+
+    assert answer.status == 502
+    assert hits(replicas) == 1
+
+
+async def test_a_reused_connection_lost_long_after_the_request_is_a_failure() -> None:
+    async def script(turn: Turn) -> None:
+        if turn.index == 0:
+            await turn.send(ok(completion()))
+        else:
+            turn.close()
+
+    async with (
+        ScriptedReplica(script) as replica,
+        gateway_of(replica, reuse_race_s=0.0) as gateway,
+    ):
+        statuses = [(await gateway.chat(f"{index}")).status for index in range(2)]
+
+    assert statuses == [200, 502]
+
+
+async def test_connections_are_reused_newest_first_and_closed_when_old() -> None:
+    async with (
+        ScriptedReplica(GOOD) as replica,
+        gateway_of(replica, replica_idle_s=0.05) as gateway,
+    ):
+        for _ in range(5):
+            await gateway.chat()
+        connections = replica.num_connections
+        await until(lambda: replica.num_open == 0)
+        await gateway.chat()
+
+    assert connections == 1
+    assert replica.num_connections == 2
+
+
+async def test_no_more_idle_connections_are_kept_than_the_settings_say() -> None:
+    async with (
+        ScriptedReplica(GOOD) as replica,
+        gateway_of(replica, replica_idle_max=0) as gateway,
+    ):
+        for _ in range(3):
+            await gateway.chat()
+
+    assert replica.num_connections == 3
+
+
+async def test_a_replica_that_answers_before_it_has_read_the_request_is_not_reused() -> None:
+    async def script(turn: Turn) -> None:
+        await turn.send(ok(b"no", "Connection: close", status="413 Too Large"))
+        turn.close()
+
+    async with fleet_of(script) as (gateway, _):
+        answer = await gateway.chat("x" * 3_000_000)
+
+    assert (answer.status, answer.body) == (413, b"no")
+
+
+async def test_a_request_whose_replica_is_gone_waits_for_no_other_than_the_fleet() -> None:
+    async with fleet_of(never_answering) as (gateway, replicas):
+        client = await gateway.connect()
+        await client.send(post(chat()))
+        await replicas[0].arrived.wait()
+        gateway.fleet.remove("a")
+        client.close()
+        record = await gateway.record()
+
+    assert record.outcome is Outcome.CLIENT_LEFT
+
+
+async def test_retries_are_counted_by_their_cause() -> None:
+    async with fleet_of(close_at_once, GOOD) as (gateway, _):
+        for index in range(2):
+            await gateway.chat(f"{index}")
+        text = gateway.metrics.render().decode()
+
+    name = 'reason="replica_connection_lost"'
+    (line,) = [line for line in text.splitlines() if "retries" in line and name in line]
+    assert float(line.rsplit(" ", 1)[1]) == sum(record.attempts - 1 for record in gateway.records)
+
+
+async def test_the_stream_of_the_second_replica_is_the_whole_answer() -> None:
+    async def open_and_close(turn: Turn) -> None:
+        await turn.send(STREAM_HEAD)
+        turn.close()
+
+    events = [event("b1"), event("b2", "stop"), DONE]
+
+    async def stream(turn: Turn) -> None:
+        await turn.send_pieces(STREAM_HEAD, *map(chunk, events), LAST_CHUNK)
+
+    async with fleet_of(open_and_close, stream) as (gateway, _):
+        answers = [await gateway.chat(f"{index}", stream=True) for index in range(2)]
+
+    assert [answer.body for answer in answers] == [b"".join(events)] * 2
+    assert [answer.value("x-warmroute-replica") for answer in answers] == ["b", "b"]

@@ -1,0 +1,226 @@
+"""Limits on silence: each ends what it is for, and none cuts an answer that makes progress."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from contract.failures import Failure
+from router.core.health import BreakerState
+from router.core.reason import Outcome
+from tests.router.gateway.running import gateway_of
+from tests.router.gateway.scripted_replica import (
+    Script,
+    ScriptedReplica,
+    Turn,
+    answering,
+    deaf_port,
+    never_answering,
+)
+from tests.router.gateway.wire import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    chat,
+    chunk,
+    completion,
+    event,
+    ok,
+    post,
+)
+from tests.waiting import until
+
+SHORT = 0.1
+GOOD = answering(ok(completion()))
+
+
+async def open_and_stall(turn: Turn) -> None:
+    await turn.send(STREAM_HEAD)
+    await turn.until_closed()
+
+
+@pytest.mark.parametrize("script", [never_answering, open_and_stall])
+async def test_a_stream_without_a_first_byte_is_served_by_another_replica(
+    script: Script,
+) -> None:
+    async with (
+        ScriptedReplica(script) as silent,
+        ScriptedReplica(GOOD, "b") as good,
+        gateway_of(silent, good, first_byte_timeout_s=SHORT) as gateway,
+    ):
+        answers = [await gateway.chat(f"{index}", stream=True) for index in range(2)]
+        await until(lambda: silent.num_open == 0)
+
+    assert [answer.status for answer in answers] == [200, 200]
+    assert silent.requests
+    assert len(good.requests) == 2
+
+
+async def test_a_replica_that_never_answers_becomes_a_504() -> None:
+    async with (
+        ScriptedReplica(never_answering) as replica,
+        gateway_of(replica, answer_timeout_s=SHORT) as gateway,
+    ):
+        answer = await gateway.chat()
+        record = await gateway.record()
+
+    assert (answer.status, answer.code) == (504, "replica_first_byte_timeout")
+    assert (record.outcome, record.failure) == (Outcome.REFUSED, Failure.FIRST_BYTE_TIMEOUT)
+
+
+async def test_the_first_byte_of_a_stream_and_a_whole_answer_have_limits_of_their_own() -> None:
+    async with (
+        ScriptedReplica(never_answering) as replica,
+        gateway_of(replica, first_byte_timeout_s=60.0, answer_timeout_s=SHORT) as gateway,
+    ):
+        client = await gateway.connect()
+        await client.send(post(chat(stream=True)))
+        answer = await gateway.chat()
+        still_running = gateway.plane.stats().exchanges
+        client.close()
+
+    assert answer.status == 504
+    assert still_running == 1
+
+
+async def test_a_stream_that_stalls_ends_with_an_error_event() -> None:
+    async def script(turn: Turn) -> None:
+        await turn.send(STREAM_HEAD + chunk(event("t")))
+        await turn.until_closed()
+
+    async with (
+        ScriptedReplica(script) as replica,
+        gateway_of(replica, between_bytes_timeout_s=SHORT) as gateway,
+    ):
+        answer = await gateway.chat(stream=True)
+        record = await gateway.record()
+        await until(lambda: replica.num_open == 0)
+
+    error = json.loads(answer.body.split(b"\n\n")[1].removeprefix(b"data: "))["error"]
+    assert error["code"] == "replica_stalled"
+    assert not answer.is_whole
+    assert (record.outcome, record.failure) == (Outcome.BROKEN, Failure.BETWEEN_BYTES_TIMEOUT)
+
+
+async def test_a_stream_that_goes_on_is_not_cut_however_long_it_is() -> None:
+    async def script(turn: Turn) -> None:
+        await turn.send(STREAM_HEAD)
+        for _ in range(20):
+            await turn.send(chunk(event("t")))
+            await asyncio.sleep(SHORT / 5)
+        await turn.send(chunk(DONE) + LAST_CHUNK)
+
+    limits: dict[str, Any] = {
+        "between_bytes_timeout_s": 2 * SHORT,
+        "first_byte_timeout_s": 2 * SHORT,
+    }
+    async with ScriptedReplica(script) as replica, gateway_of(replica, **limits) as gateway:
+        answer = await gateway.chat(stream=True)
+
+    assert answer.is_whole
+
+
+async def test_a_replica_that_is_not_reached_in_time_is_left_for_another() -> None:
+    with deaf_port() as port:
+        async with (
+            ScriptedReplica(GOOD) as replica,
+            gateway_of(f"http://127.0.0.1:{port}", replica, connect_timeout_s=SHORT) as gateway,
+        ):
+            answers = [await gateway.chat(f"{index}") for index in range(2)]
+            failures = [record.attempts for record in gateway.records]
+
+    assert [answer.status for answer in answers] == [200, 200]
+    assert max(failures) == 2
+
+
+async def test_a_refusal_that_stalls_ends_its_attempt() -> None:
+    async def script(turn: Turn) -> None:
+        await turn.send(ok(b"x" * 100, status="503 Busy")[:-50])
+        await turn.until_closed()
+
+    async with (
+        ScriptedReplica(script) as replica,
+        gateway_of(replica, between_bytes_timeout_s=SHORT) as gateway,
+    ):
+        answer = await gateway.chat()
+
+    assert answer.status == 504
+
+
+async def test_time_outs_eject_a_replica() -> None:
+    async with (
+        ScriptedReplica(never_answering) as replica,
+        gateway_of(replica, answer_timeout_s=SHORT, routing={"breaker_failures": 1}) as gateway,
+    ):
+        await gateway.chat()
+        (status,) = gateway.fleet.views()
+
+    assert status.breaker is BreakerState.OPEN
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"P", b"POST /v1/x HTTP/1.1\r\nHost: a\r\n", post(b"x" * 100)[:-1]], ids=repr
+)
+async def test_a_request_that_is_late_is_told_so(beginning: bytes) -> None:
+    limits: dict[str, Any] = {"client_header_timeout_s": SHORT, "client_body_timeout_s": SHORT}
+    async with gateway_of(**limits) as gateway:
+        client = await gateway.connect()
+        await client.send(beginning)
+        data = await client.rest()
+
+    assert data.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"request_timeout"' in data
+    assert gateway.records[0].failure is Failure.REQUEST_TIMEOUT
+
+
+async def test_a_head_that_trickles_is_late_all_the_same() -> None:
+    async with gateway_of(client_header_timeout_s=SHORT) as gateway:
+        client = await gateway.connect()
+        data = asyncio.create_task(client.rest())
+        while not data.done():
+            await client.send(b"X")
+            await asyncio.sleep(SHORT / 10)
+
+    assert (await data).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_body_that_trickles_goes_through() -> None:
+    body = chat("slow")
+    async with (
+        ScriptedReplica(GOOD) as replica,
+        gateway_of(replica, client_body_timeout_s=3 * SHORT) as gateway,
+    ):
+        client = await gateway.connect()
+        request = post(body)
+        await client.send(request[:-10])
+        for index in range(-10, 0):
+            await asyncio.sleep(SHORT / 2)
+            await client.send(request[index:][:1])
+        answer = await client.answer()
+
+    assert answer.status == 200
+
+
+async def test_an_idle_connection_is_closed_without_a_word() -> None:
+    async with (
+        ScriptedReplica(GOOD) as replica,
+        gateway_of(replica, client_idle_timeout_s=SHORT) as gateway,
+    ):
+        client = await gateway.connect()
+        await client.ask(post(chat()))
+        rest = await client.rest()
+
+    assert rest == b""
+
+
+async def test_a_connection_is_not_idle_while_its_request_runs() -> None:
+    async def script(turn: Turn) -> None:
+        await asyncio.sleep(3 * SHORT)
+        await turn.send(ok(completion()))
+
+    limits: dict[str, Any] = {"client_idle_timeout_s": SHORT, "client_header_timeout_s": SHORT}
+    async with ScriptedReplica(script) as replica, gateway_of(replica, **limits) as gateway:
+        answer = await gateway.chat()
+
+    assert answer.status == 200
