@@ -23,7 +23,7 @@ check: install
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary
-	$(BIN)/pytest -m 'not blackbox and not live'
+	$(BIN)/pytest -n auto --hypothesis-profile fast -m 'not blackbox and not live'
 
 bench: install
 	$(BIN)/python -m bench.overhead

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.redis_server import redis_server, redis_stopped
 
 __all__ = ["redis_server", "redis_stopped"]
+
+# `make check` looks a little, `make test` at Hypothesis's own hundred examples.
+settings.register_profile("fast", max_examples=25, stateful_step_count=25)
 
 LIVE_FOLDERS = ("tests/replicas/server", "tests/router/gateway", "tests/router/store")
 LIVE_FILES = ("tests/router/test_admin.py", "tests/router/test_serve.py")

@@ -175,6 +175,7 @@ TRANSITIONS: dict[State, dict[Event, Transition]] = {
         Event.DECIDED: _CONNECT,
         Event.QUEUED: Transition(State.QUEUED),
         Event.REFUSED: _REFUSE,
+        Event.CLIENT_LOST: _LEAVE,
     },
     State.QUEUED: {
         Event.DECIDED: _CONNECT,
@@ -213,6 +214,7 @@ TRANSITIONS: dict[State, dict[Event, Transition]] = {
     State.FAILED: {
         Event.RETRY: Transition(State.BACKING_OFF, (Action.WAIT,)),
         Event.GIVEN_UP: _REFUSE,
+        Event.CLIENT_LOST: _LEAVE,
     },
     State.BACKING_OFF: {
         Event.BACKED_OFF: Transition(State.DECIDING, (Action.DECIDE,)),

@@ -5,6 +5,7 @@ a body do not pass through it: an attempt hands them from one connection to the 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from router.gateway.http_head import RequestHead, request_bytes
 from router.gateway.local_answer import CONTINUE, error_answer, request_id_line
 from router.gateway.relay import Relay
 from router.gateway.verdict import Refusal, public_name, refusal_of
+
+log = logging.getLogger(__name__)
 
 LEADING_ZERO = b"0"
 """Before the size of the next chunk it changes nothing: 1a and 01a are one number."""
@@ -81,13 +84,23 @@ class Exchange:
 
     def start(self) -> None:
         """Begin. The exchange may have ended when this returns."""
-        context, head = self._context, self._head
+        context = self._context
         context.exchanges.add(self)
         context.metrics.exchange_started()
         context.budget.on_request()
         try:
+            self._admit()
+        except Exception:
+            # A fault of the gateway itself: its client is told so, and the others do not feel it.
+            log.exception("request %s met a fault of the gateway", self._request_id)
+            self._refusal = Refusal(Failure.INTERNAL, "the gateway failed on this request")
+            self.on(Event.REFUSED)
+
+    def _admit(self) -> None:
+        head = self._head
+        try:
             self._request = route_request(
-                head.path, self._body, self._request_id, context.routing, head.session_key
+                head.path, self._body, self._request_id, self._context.routing, head.session_key
             )
         except BadRequestError as error:
             self._refusal = Refusal(error.failure, error.message, error.param)

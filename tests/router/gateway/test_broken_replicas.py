@@ -8,7 +8,7 @@ import pytest
 from contract.failures import Failure
 from router.core.reason import Outcome
 from tests.router.gateway.running import gateway_of
-from tests.router.gateway.scripted_replica import Script, ScriptedReplica, Turn
+from tests.router.gateway.scripted_replica import Script, ScriptedReplica, Turn, answering
 from tests.router.gateway.wire import DONE, LAST_CHUNK, STREAM_HEAD, chat, chunk, event, ok, post
 from tests.waiting import until
 
@@ -200,3 +200,25 @@ async def test_secrets_in_a_replicas_url_are_shown_to_nobody() -> None:
     assert b"LEAKPW" not in answer.body
     assert "LEAKPW" not in repr(answer.headers)
     assert "LEAKPW" not in record.detail
+
+
+async def test_a_fault_of_the_gateway_is_a_500_and_the_next_request_is_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with (
+        ScriptedReplica(answering(ok(b"{}"))) as replica,
+        gateway_of(replica) as gateway,
+    ):
+        client = await gateway.connect()
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway.fleet, "decide", fail)
+            failed = await client.ask(post(chat()))
+        served = await client.ask(post(chat()))
+        record = await gateway.record(0)
+
+    assert (failed.status, failed.code, served.status) == (500, "internal_error", 200)
+    assert (record.outcome, record.failure) == (Outcome.REFUSED, Failure.INTERNAL)
+    assert "ZeroDivisionError" in caplog.text
