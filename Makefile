@@ -29,9 +29,7 @@ bench: install
 	$(BIN)/python -m bench.overhead
 
 docs: install
-	$(BIN)/warmroute policies --markdown > docs/policies.md
-	$(BIN)/warmroute config --markdown > docs/configuration.md
-	$(BIN)/warmroute metrics --markdown > docs/metrics.md
+	$(BIN)/python -m warmroute.pages docs
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,10 @@
 """Pages made from the code, so that they cannot go stale: policies, configuration, metrics."""
 
 import inspect
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from contract.options import OptionRow, option_rows
@@ -10,6 +12,7 @@ from replicas.core.engine import EngineStats
 from replicas.server.config import ReplicaConfig
 from replicas.server.metrics import ReplicaCollector, ReplicaMetrics
 from router.config import SECTIONS
+from router.core.exchange import state_diagram
 from router.core.policy import POLICIES, Policy
 from router.metric_table import Kind, MetricRow, metric_rows
 from warmroute.demo.fleet import DemoConfig
@@ -149,6 +152,22 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def with_picture(architecture: str) -> str:
+    """Return docs/architecture.md with its picture drawn anew from the table of the exchange."""
+    before, fence, rest = architecture.partition("```mermaid\n")
+    _, end, after = rest.partition("```")
+    return before + fence + state_diagram() + end + after
+
+
+def write_pages(folder: Path) -> None:
+    """Write all generated pages into ``folder``, where architecture.md is already."""
+    (folder / "policies.md").write_text(policies_markdown())
+    (folder / "configuration.md").write_text(configuration_markdown())
+    (folder / "metrics.md").write_text(metrics_markdown())
+    architecture = folder / "architecture.md"
+    architecture.write_text(with_picture(architecture.read_text()))
+
+
 _POLICIES_HEAD = """
 # Policies
 
@@ -178,3 +197,7 @@ _METRICS_HEAD = """
 
 Label values are bounded: no request id, session, path or text of a user is ever a label.
 """
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1]))
