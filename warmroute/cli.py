@@ -90,6 +90,8 @@ def _run_demo(args: argparse.Namespace) -> int:
     if unknown:
         known = ", ".join(sorted(POLICIES))
         raise SettingError(f"demo policies: no policy {unknown[0]!r}; known: {known}")
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise SettingError(f"demo --json {args.json}: there is no folder {args.json.parent}")
     return run_demo(config, args.json, args.keep)
 
 

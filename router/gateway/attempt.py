@@ -130,16 +130,18 @@ class Attempt:
         if self._connection is not None:
             self._connection.abort()
 
-    def release(self, outcome: AttemptOutcome | None) -> None:
-        """End the lease; with None, as the answer was judged."""
+    def release(self, outcome: AttemptOutcome | None) -> int:
+        """End the lease; with None, as the answer was judged. Return the time."""
         verdict = self.verdict
         usage = None if verdict is None else verdict.usage
         if outcome is None:
             assert verdict is not None
             outcome = verdict.attempt
         self.deadline_us = NEVER_US
-        self._lease.end(outcome, self._context.clock_us(), usage)
+        now_us = self._context.clock_us()
+        self._lease.end(outcome, now_us, usage)
         self._context.on_lease_end()
+        return now_us
 
     def judge(self, path: str) -> Verdict:
         """Judge the answer, which is whole."""

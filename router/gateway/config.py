@@ -96,6 +96,8 @@ class GatewayConfig:
                 raise ValueError(f"{name} is {value}, must be {least}")
         if self.session_header.lower() in _OF_THE_PROTOCOL:
             raise ValueError(f"session_header is {self.session_header!r}, which has another use")
+        if self.port > 65_535:
+            raise ValueError(f"port is {self.port}, must be from 0 to 65535")
         for path in self.proxied_paths:
             if not path.startswith("/"):
                 raise ValueError(f"proxied_paths has {path!r}, a path must begin with '/'")

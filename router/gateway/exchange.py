@@ -62,6 +62,7 @@ class Exchange:
     _ticket: Ticket | None = None
     _wait: asyncio.TimerHandle | None = None
     _decided_us: int | None = None
+    _ended_us: int | None = None
     _reason: Reason | None = None
     _refusal: Refusal | None = None  # what to say if nothing can be saved
     _is_refused = False  # it was said
@@ -256,7 +257,7 @@ class Exchange:
             self._detail = attempt.judge(self._path).detail
             if row.state is State.FAILED:
                 self._kept = attempt
-        attempt.release(row.attempt)
+        self._ended_us = attempt.release(row.attempt)
 
     def _judge(self, _: Transition) -> None:
         context, attempt = self._context, self._attempt
@@ -278,6 +279,7 @@ class Exchange:
     def _wait_for_retry(self, _: Transition) -> None:
         wait_us = backoff_us(self._attempts, self._request_id, self._context.routing)
         loop = asyncio.get_running_loop()
+        self._ended_us = None  # it goes on
         self._wait = loop.call_later(wait_us / 1_000_000, self.on, Event.BACKED_OFF)
 
     def _stop_waiting(self, _: Transition) -> None:
@@ -351,7 +353,7 @@ class Exchange:
             outcome=outcome,
             status=self._status,
             received_us=self._received_us,
-            ended_us=self._context.clock_us(),
+            ended_us=self._ended_us or self._context.clock_us(),
             policy=self._context.policy,
             reason=self._reason,
             detail=self._detail,

@@ -53,6 +53,9 @@ def test_config_tells_value_and_origin(
     [
         (["config", "--policy", "magic"], ["no policy 'magic'", "prefix_load"]),
         (["config", "--port", "many"], ["port", "'many'", "whole number"]),
+        (["config", "--port", "99999"], ["port is 99999", "0 to 65535"]),
+        (["demo", "--json", "/nowhere/x.json"], ["no folder /nowhere"]),
+        (["demo", "--port", "99999"], ["port is 99999", "0 to 65535"]),
         (["config", "--set", "routing.nonsense=1"], ["nonsense", "retry_max"]),
         (["config", "--set", "nonsense"], ["SECTION.SETTING=VALUE"]),
         (["config", "--config", "/nowhere/warmroute.toml"], ["/nowhere/warmroute.toml"]),

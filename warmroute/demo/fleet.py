@@ -44,6 +44,9 @@ class DemoConfig:
             raise ValueError("policies is empty, must name at least one")
         if self.time_compression <= 0 or self.speedup <= 0:
             raise ValueError("time_compression and speedup must be above 0")
+        for name in ("port", "admin_port"):
+            if not 0 <= getattr(self, name) <= 65_535:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be from 0 to 65535")
         if self.requests < 1:
             raise ValueError(f"requests is {self.requests}, must be 1 or more")
 

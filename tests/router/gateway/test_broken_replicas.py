@@ -7,7 +7,7 @@ import pytest
 
 from contract.failures import Failure
 from router.core.reason import Outcome
-from tests.router.gateway.running import gateway_of
+from tests.router.gateway.running import RunningGateway, gateway_of
 from tests.router.gateway.scripted_replica import Script, ScriptedReplica, Turn, answering
 from tests.router.gateway.wire import DONE, LAST_CHUNK, STREAM_HEAD, chat, chunk, event, ok, post
 from tests.waiting import until
@@ -40,20 +40,50 @@ async def test_a_stream_that_breaks_between_events_ends_with_an_error_event() ->
     assert (record.outcome, record.failure) == (Outcome.BROKEN, Failure.UPSTREAM_LOST)
 
 
-@pytest.mark.parametrize(
-    "last", [b"1f4\r\nabc", b"1f", chunk(b"data: {half"), chunk(TOKENS[0]) + b"zz\r\n"], ids=repr
-)
-async def test_a_stream_that_breaks_elsewhere_is_cut(last: bytes) -> None:
-    script = breaking_after(STREAM_HEAD, chunk(TOKENS[0]), last)
+async def stream_until(last: bytes) -> tuple[bytes, RunningGateway]:
+    """Return what a client gets of a stream that sends one event, then ``last``, and breaks."""
+    begun = asyncio.Event()
+
+    async def script(turn: Turn) -> None:
+        await turn.send(STREAM_HEAD + chunk(TOKENS[0]))
+        await begun.wait()
+        await turn.send(last)
+        turn.close()
 
     async with ScriptedReplica(script) as replica, gateway_of(replica) as gateway:
-        answer = await gateway.chat(stream=True)
-        record = await gateway.record()
+        client = await gateway.connect()
+        await client.send(post(chat(stream=True)))
+        while b"data:" not in (line := await client.line()):
+            pass
+        begun.set()
+        rest = await client.rest()
+        await gateway.record()
+    return line + rest, gateway
 
-    assert not answer.is_whole
-    assert b"[DONE]" not in answer.body
-    assert b'"stop"' not in answer.body
-    assert record.outcome is Outcome.BROKEN
+
+@pytest.mark.parametrize(
+    "last", [b"1f4\r\nabc", b"1f4\r\n", b"1f", chunk(b"data: {half"), chunk(b"data: x\n")], ids=repr
+)
+async def test_a_stream_that_breaks_within_an_event_is_cut_there(last: bytes) -> None:
+    got, gateway = await stream_until(last)
+
+    assert got == TOKENS[0] + b"\r\n" + last
+    assert gateway.records[0].outcome is Outcome.BROKEN
+
+
+@pytest.mark.parametrize("last", [b"zz\r\n", b"5\r\nabcdeXX", b"5\r\nabcde\r\nzz"], ids=repr)
+async def test_bytes_that_are_no_chunks_are_not_passed_on_and_end_in_an_error_event(
+    last: bytes,
+) -> None:
+    got, gateway = await stream_until(last)
+
+    before, _, framed = got.partition(b"\n\n\r\n")
+    size, _, body = framed.partition(b"\r\n")
+    assert before + b"\n\n" == TOKENS[0]
+    assert len(body) == int(size, 16) + 2
+    error = json.loads(body.removeprefix(b"data: "))["error"]
+    assert error["code"] == "replica_protocol_error"
+    assert gateway.records[0].failure is Failure.UPSTREAM_PROTOCOL
 
 
 async def test_half_a_chunk_and_a_reset_fifty_times_leave_no_load_behind() -> None:

@@ -1,5 +1,6 @@
 """What is tried again, where, how often, and what the client gets when nothing helps."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -7,6 +8,7 @@ import pytest
 
 from contract.failures import Failure
 from router.core.reason import Outcome
+from router.gateway.http_head import HEAD_END
 from tests.router.gateway.running import RunningGateway, gateway_of
 from tests.router.gateway.scripted_replica import (
     Script,
@@ -258,15 +260,26 @@ async def test_no_more_idle_connections_are_kept_than_the_settings_say() -> None
     assert replica.num_connections == 3
 
 
-async def test_a_replica_that_answers_before_it_has_read_the_request_is_not_reused() -> None:
-    async def script(turn: Turn) -> None:
-        await turn.send(ok(b"no", "Connection: close", status="413 Too Large"))
-        turn.close()
+async def test_a_connection_is_not_reused_if_its_request_was_not_read_to_the_end() -> None:
+    num_connections = 0
+    over = asyncio.Event()
 
-    async with fleet_of(script) as (gateway, _):
-        answer = await gateway.chat("x" * 3_000_000)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        await reader.readuntil(HEAD_END)
+        writer.write(ok(b"too large", status="413 Content Too Large"))
+        await over.wait()
+        writer.close()
 
-    assert (answer.status, answer.body) == (413, b"no")
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, limit=1000) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with gateway_of(f"http://127.0.0.1:{port}") as gateway:
+            answers = [await gateway.chat("x" * 10_000_000) for _ in range(2)]
+        over.set()
+
+    assert [answer.status for answer in answers] == [413, 413]
+    assert num_connections == 2
 
 
 async def test_a_request_whose_replica_is_gone_waits_for_no_other_than_the_fleet() -> None:

@@ -1,0 +1,245 @@
+"""Moments that sockets do not let a test choose, on transports that do as they are told.
+
+The connections, the exchange and the fleet are the real ones; only the kernel is missing.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+import router.policies  # noqa: F401  # registers the policies
+from router.core.config import RoutingConfig
+from router.core.fleet import FleetState
+from router.core.ledger import Lease
+from router.core.policy import build_policy
+from router.core.reason import Outcome
+from router.core.record import ExchangeRecord
+from router.gateway.client_connection import ClientConnection
+from router.gateway.config import GatewayConfig
+from router.gateway.data_plane import DataPlane
+from router.gateway.replica_connection import ReplicaConnection
+from router.metrics import RouterMetrics
+from tests.router.gateway.fake_wire import Wire
+from tests.router.gateway.wire import (
+    DONE,
+    LAST_CHUNK,
+    STREAM_HEAD,
+    chat,
+    chunk,
+    completion,
+    event,
+    ok,
+    post,
+)
+
+URL = "http://127.0.0.1:1"
+HEAD_END = b"\r\n\r\n"
+
+
+class Bench:
+    """One client and one replica, joined by a gateway whose clock the test sets."""
+
+    def __init__(self, *, client_write_timeout_s: float = 10_000.0) -> None:
+        self.now_us = 0
+        config = GatewayConfig(client_write_timeout_s=client_write_timeout_s)
+        self.fleet = FleetState(RoutingConfig(), build_policy("round_robin"))
+        self.fleet.add_static(URL, "a", "m", now_us=0)
+        self.records: list[ExchangeRecord] = []
+        metrics = RouterMetrics()
+        self.plane = DataPlane(
+            *(config, self.fleet, RoutingConfig(), metrics, lambda: self.now_us),
+            log=self.records.append,
+        )
+        self.client_wire, self.replica_wire = Wire(), Wire()
+        self.socket = socket.socket()
+        self.client = ClientConnection(self.plane, self.socket)
+        self.client.connection_made(cast(asyncio.Transport, self.client_wire))
+        pool = self.plane.context.pools.of(URL)
+        self.replica = ReplicaConnection(pool, 32_768)
+        self.replica.connection_made(cast(asyncio.Transport, self.replica_wire))
+        pool.put(self.replica)
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the request under way."""
+        (lease,) = self.fleet.ledger._open
+        return lease
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass and everybody look at it."""
+        self.now_us += int(seconds * 1_000_000)
+        for exchange in list(self.plane.context.exchanges):
+            exchange.on_sweep(self.now_us)
+        self.client.on_sweep(self.now_us)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.socket.close()
+    bench.fleet.check()
+
+
+def test_an_answer_is_written_in_one_piece(bench: Bench) -> None:
+    bench.client.data_received(post(chat()))
+    bench.replica.data_received(ok(completion()))
+
+    assert len(bench.replica_wire.written) == 1
+    (written,) = bench.client_wire.written
+    assert written.endswith(HEAD_END + completion())
+
+
+def test_the_head_of_a_stream_is_written_with_its_first_bytes(bench: Bench) -> None:
+    bench.client.data_received(post(chat(stream=True)))
+    bench.replica.data_received(STREAM_HEAD)
+    held = list(bench.client_wire.written)
+    bench.replica.data_received(chunk(event("t")))
+
+    assert held == []
+    (written,) = bench.client_wire.written
+    assert written.endswith(HEAD_END + chunk(event("t")))
+
+
+def test_the_head_of_another_answer_is_not_held_back(bench: Bench) -> None:
+    answer = ok(completion())
+    head_bytes = answer.index(HEAD_END) + len(HEAD_END)
+    bench.client.data_received(post(chat()))
+    bench.replica.data_received(answer[:head_bytes])
+
+    (written,) = bench.client_wire.written
+    assert written.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert written.endswith(HEAD_END)
+    bench.replica.data_received(answer[head_bytes:])
+    assert b"".join(bench.client_wire.written).endswith(completion())
+
+
+def test_a_comment_does_not_end_a_prefill_and_an_event_does(bench: Bench) -> None:
+    bench.client.data_received(post(chat(stream=True)))
+    bench.replica.data_received(STREAM_HEAD + chunk(b": ping\n\n"))
+    after_comment = bench.lease.first_byte_us
+    bench.now_us = 5_000_000
+    bench.replica.data_received(chunk(event("t")))
+
+    assert after_comment is None
+    assert bench.lease.first_byte_us == 5_000_000
+    bench.replica.data_received(chunk(DONE) + LAST_CHUNK)
+    assert bench.records[0].first_byte_us == 5_000_000
+
+
+def test_bytes_that_flow_renew_the_lease(bench: Bench) -> None:
+    bench.client.data_received(post(chat(stream=True)))
+    bench.replica.data_received(STREAM_HEAD + chunk(event("t")))
+    bench.now_us = 30_000_000
+    bench.replica.data_received(chunk(event("t")))
+    bench.pass_time(1.0)
+
+    assert bench.lease.renewed_us == 30_000_000
+    bench.replica.data_received(chunk(DONE) + LAST_CHUNK)
+
+
+def test_a_client_that_is_slow_stops_the_reading_from_its_replica(bench: Bench) -> None:
+    bench.client.data_received(post(chat(stream=True)))
+    bench.replica.data_received(STREAM_HEAD + chunk(event("t")))
+
+    bench.client.pause_writing()
+    paused = bench.replica_wire.is_reading
+    bench.client.resume_writing()
+
+    assert not paused
+    assert bench.replica_wire.is_reading
+    bench.replica.data_received(chunk(DONE) + LAST_CHUNK)
+
+
+def test_a_connection_whose_answer_ends_while_it_is_paused_can_be_used_again(
+    bench: Bench,
+) -> None:
+    bench.client.data_received(post(chat("one")))
+    answer = ok(completion())
+    bench.replica.data_received(answer[:-10])
+    bench.client.pause_writing()
+    bench.replica.data_received(answer[-10:])
+
+    assert bench.replica_wire.is_reading
+    bench.client.resume_writing()
+    bench.client.data_received(post(chat("two")))
+    bench.replica.data_received(answer)
+    assert len(bench.records) == 2
+    assert not bench.replica_wire.is_closed
+
+
+def test_an_answer_that_begins_while_its_client_is_slow_is_paused_at_once(bench: Bench) -> None:
+    answer = ok(completion())
+    bench.client.data_received(post(chat("one")) + post(chat("two")))
+    bench.replica.data_received(answer[:-10])
+    bench.client.pause_writing()
+    bench.replica.data_received(answer[-10:])
+    bench.replica.data_received(answer[:-10])
+
+    assert not bench.replica_wire.is_reading
+    bench.pass_time(61.0)  # more than between_bytes_timeout_s: its silence is not its fault
+    assert len(bench.records) == 1
+    bench.client.resume_writing()
+    bench.replica.data_received(answer[-10:])
+    assert len(bench.records) == 2
+
+
+def test_a_replica_gets_time_again_when_its_client_has_caught_up(bench: Bench) -> None:
+    bench.client.data_received(post(chat(stream=True)))
+    bench.replica.data_received(STREAM_HEAD + chunk(event("t")))
+    bench.client.pause_writing()
+    bench.pass_time(1000.0)
+    bench.client.resume_writing()
+    bench.pass_time(59.0)
+    still_running = not bench.records
+    bench.pass_time(2.0)
+
+    assert still_running
+    assert bench.records[0].outcome is Outcome.BROKEN
+
+
+def test_a_client_is_cut_off_only_when_it_takes_nothing() -> None:
+    bench = Bench(client_write_timeout_s=60.0)
+    bench.client.data_received(post(chat(stream=True)))
+    bench.replica.data_received(STREAM_HEAD + chunk(event("t")))
+    bench.client_wire.unsent_bytes = 1000
+    bench.client.pause_writing()
+    for unsent_bytes in range(999, 990, -1):
+        bench.client_wire.unsent_bytes = unsent_bytes
+        bench.pass_time(30.0)
+    was_cut = bench.client_wire.is_closed
+    bench.pass_time(59.0)
+    was_cut_early = bench.client_wire.is_closed
+    bench.pass_time(2.0)
+    bench.socket.close()
+
+    assert not was_cut
+    assert not was_cut_early
+    assert bench.client_wire.is_closed
+    assert bench.replica_wire.is_closed
+    assert bench.records[0].outcome is Outcome.CLIENT_LEFT
+
+
+def test_a_queued_request_goes_on_in_the_turn_in_which_another_ends() -> None:
+    bench = Bench()
+    routing = RoutingConfig(in_flight_max=1)
+    bench.fleet = FleetState(routing, build_policy("round_robin"))
+    bench.fleet.add_static(URL, "a", "m", now_us=0)
+    bench.plane.context.fleet = bench.fleet
+    other_wire = Wire()
+    other = ClientConnection(bench.plane, bench.socket)
+    other.connection_made(cast(asyncio.Transport, other_wire))
+
+    bench.client.data_received(post(chat("one")))
+    other.data_received(post(chat("two")))
+    sent_before = len(bench.replica_wire.written)
+    bench.replica.data_received(ok(completion()))
+    sent_after = len(bench.replica_wire.written)
+    bench.replica.data_received(ok(completion()))
+    bench.socket.close()
+
+    assert (sent_before, sent_after) == (1, 2)
+    assert b"".join(other_wire.written).endswith(completion())
