@@ -117,7 +117,7 @@ class _Memo(Generic[H]):
 
     def __init__(self, parse: Callable[[bytes], tuple[H, int | None]]) -> None:
         self._parse: Callable[[bytes], tuple[H, int | None]] = parse
-        self._heads: dict[tuple[bytes, bytes], H] = {}
+        self._heads: dict[tuple[bytes, bytes, bytes], H] = {}
 
     def get(self, head: bytes) -> tuple[H, int | None]:
         """Return what ``head`` says, and the Content-Length. Raises BadHeadError."""
@@ -126,7 +126,7 @@ class _Memo(Generic[H]):
             if found:
                 break
         digits, _, after = rest.partition(b"\r\n")
-        key = (before, after)
+        key = (before, found, after)  # with the name: a head without it must be no other's key
         known = self._heads.get(key)
         if known is not None:
             return known, _length(digits.strip(b" \t")) if found else None

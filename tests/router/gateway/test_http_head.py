@@ -164,6 +164,14 @@ def test_a_refused_head_is_refused_again_although_a_like_one_was_accepted() -> N
             read(b"Host: a", b"Content-Length: " + length)
 
 
+@pytest.mark.parametrize("before", [b"GET / HTTP/1.0\r\n", FIRST + b"Host: a\r\n"])
+def test_a_head_that_ends_where_another_goes_on_is_not_taken_for_it(before: bytes) -> None:
+    HEADS.read(before)
+
+    with pytest.raises(BadHeadError):
+        HEADS.read(before + b"\r\nContent-Length: 4\r\n")
+
+
 def test_heads_that_are_alike_keep_their_own_lengths() -> None:
     lengths = [HEADS.read(FIRST + b"Host: a\r\nContent-Length: %d\r\n" % n)[1] for n in (4, 70, 0)]
     without = HEADS.read(FIRST + b"Host: a\r\n")[1]
