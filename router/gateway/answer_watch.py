@@ -131,8 +131,11 @@ def _believable(raw: bytes) -> Usage | None:
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
     cached_tokens = usage.cached_tokens or 0
-    counts = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, cached_tokens)
-    if min(counts) < 0 or max(counts) > _COUNT_MAX or cached_tokens > usage.prompt_tokens:
-        raise ValueError(f"usage {counts} cannot be")
+    if not (
+        0 <= cached_tokens <= usage.prompt_tokens <= _COUNT_MAX
+        and 0 <= usage.completion_tokens <= _COUNT_MAX
+        and 0 <= usage.total_tokens <= _COUNT_MAX
+    ):
+        raise ValueError(f"{usage} cannot be")
     # Other APIs count under other names (input_tokens, ...): nothing is known then.
     return usage if usage.prompt_tokens or usage.completion_tokens else None

@@ -1,6 +1,7 @@
 """One dispatch of a request to one replica: the lease, the connection, the answer as it comes."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from contract.failures import RETRYABLE_STATUSES, Failure
@@ -13,7 +14,7 @@ from router.gateway.context import Context
 from router.gateway.http_head import AnswerHead, Framing, Media
 from router.gateway.relay import Relay
 from router.gateway.replica_connection import ReplicaConnection
-from router.gateway.replica_pool import ReplicaPool, ReplicaUrlError
+from router.gateway.replica_pool import ReplicaAddress, ReplicaPool, ReplicaUrlError
 from router.gateway.verdict import Verdict, judge_answer, replica_line
 
 NEVER_US = 2**62
@@ -38,6 +39,7 @@ class Attempt:
     """Made by a decision; over when its lease is released."""
 
     # Class attributes, so that an attempt sets only what it changes.
+    address: ReplicaAddress  # once it connects
     _pool: ReplicaPool | None = None
     _connecting: asyncio.Task[None] | None = None
     _connection: ReplicaConnection | None = None
@@ -52,6 +54,7 @@ class Attempt:
     _length: int | None = None
     _framing = Framing.NONE
     relay: Relay | None = None
+    _write_raw: Callable[[bytes], None] | None = None  # past the head, where nothing is reframed
     verdict: Verdict | None = None
     answer_bytes = 0
     chunks = 0
@@ -73,13 +76,14 @@ class Attempt:
         """Take an idle connection, or open one."""
         assert self.decision.replica is not None
         try:
-            self._pool = self._context.pools.of(self.decision.replica.url)
+            pool = self._pool = self._context.pools.of(self.decision.replica.url)
         except ReplicaUrlError as error:
             self.on_connect_failed(Failure.CONNECT_FAILED, str(error))
             return
-        connection = self._pool.take()
+        self.address = pool.address
+        connection = pool.take()
         if connection is None:
-            self._connecting = self._pool.open(self)
+            self._connecting = pool.open(self)
         else:
             self._connection = connection
             self._owner.on(Event.CONNECTED)
@@ -99,12 +103,6 @@ class Attempt:
         self.deadline_us = now_us + silence_max_us
         self._connection.send(self, head, body, bodiless=bodiless)
 
-    @property
-    def authority_and_prefix(self) -> tuple[bytes, bytes]:
-        """What the replica's own url adds to a request's head."""
-        assert self._pool is not None
-        return self._pool.address.authority, self._pool.address.prefix
-
     def pause(self) -> None:
         """Read no more of the answer; silence is not the replica's fault then."""
         self.deadline_us = NEVER_US
@@ -121,7 +119,7 @@ class Attempt:
         """Give the connection back."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.release()
+            connection.release(self.last_us)
 
     def drop(self) -> None:
         """Close the connection, or stop opening it; the replica learns of it at once."""
@@ -130,18 +128,16 @@ class Attempt:
         if self._connection is not None:
             self._connection.abort()
 
-    def release(self, outcome: AttemptOutcome | None) -> int:
-        """End the lease; with None, as the answer was judged. Return the time."""
+    def release(self, outcome: AttemptOutcome | None) -> None:
+        """End the lease; with None, as the answer was judged."""
         verdict = self.verdict
         usage = None if verdict is None else verdict.usage
         if outcome is None:
             assert verdict is not None
             outcome = verdict.attempt
         self.deadline_us = NEVER_US
-        now_us = self._context.clock_us()
-        self._lease.end(outcome, now_us, usage)
+        self._lease.end(outcome, self._context.clock_us(), usage)
         self._context.on_lease_end()
-        return now_us
 
     def judge(self, path: str) -> Verdict:
         """Judge the answer, which is whole."""
@@ -227,8 +223,13 @@ class Attempt:
             self.deadline_us = now_us + self._context.limits.between_bytes_us
         if state is State.HEAD:
             self._owner.on(Event.BODY_BYTES)
-        assert self.relay is not None
-        self.relay.pass_on(raw, payload)  # after the stamps: it may pause this very stream
+        # After the stamps, because to write may pause this very stream.
+        if self._write_raw is not None:
+            self._write_raw(raw)
+        else:
+            assert self.relay is not None
+            self.relay.pass_on(raw, payload)
+            self._write_raw = self.relay.write if self.relay.is_raw else None
         watch = self._watch
         if watch is not None:
             watch.take(payload)
@@ -285,8 +286,9 @@ class Attempt:
 
     def can_add_chunk(self) -> bool:
         """Say whether the client is between two chunks."""
-        is_open = self._connection is not None and self._connection.chunk_is_open
-        return self.relay is not None and self.relay.can_add_chunk(is_open)
+        if self.relay is None or self._connection is None:
+            return False
+        return self.relay.can_add_chunk(self._connection.is_between_chunks)
 
     def _keep(self, raw: bytes, payload: bytes) -> None:
         self._wait_for_bytes(self._context.clock_us())

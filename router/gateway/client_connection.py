@@ -101,10 +101,15 @@ class ClientConnection(asyncio.Protocol):
     def on_exchange_end(self, *, closes: bool) -> None:
         """The exchange is over; the next request may begin."""
         self._exchange = None
+        reader = self._reader
         if closes:
             self.close()
-        elif not self._is_serving:
+        elif self._is_serving:
+            pass  # the request did not get as far as a replica: the loop below goes on
+        elif reader.ready or reader.phase is not Phase.BETWEEN or self._is_half_closed:
             self._serve_next()
+        else:  # as nearly always
+            self._deadline_us = self._context.swept_us + self._context.limits.idle_us
 
     # ---- what the data plane calls
 

@@ -55,6 +55,25 @@ class Running(Protocol):
         """The gateway stops."""
 
 
+class Client(Protocol):
+    """The client's connection, as its exchange sees it."""
+
+    is_paused: bool
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection ends with this answer."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+
+    def cut(self, *, reset: bool) -> None:
+        """Close after what has been written; with a reset, if nothing else shows the break."""
+
+    def on_exchange_end(self, *, closes: bool) -> None:
+        """The exchange is over; the next request may begin."""
+
+
 Log = Callable[[ExchangeRecord], None]
 
 

@@ -7,7 +7,7 @@ a body do not pass through it: an attempt hands them from one connection to the 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
 
 from contract.failures import Failure, error_body
 from router.core.admission import Ticket
@@ -19,7 +19,7 @@ from router.core.request import BadRequestError, route_request
 from router.core.retry import backoff_us, may_retry
 from router.core.view import RouteRequest
 from router.gateway.attempt import Attempt
-from router.gateway.context import Context
+from router.gateway.context import Client, Context
 from router.gateway.http_head import RequestHead, request_bytes
 from router.gateway.local_answer import CONTINUE, error_answer, request_id_line
 from router.gateway.relay import Relay
@@ -31,38 +31,18 @@ LEADING_ZERO = b"0"
 """Before the size of the next chunk it changes nothing: 1a and 01a are one number."""
 
 
-class Client(Protocol):
-    """The client's connection, as its exchange sees it."""
-
-    is_paused: bool
-
-    @property
-    def closes(self) -> bool:
-        """Whether the connection ends with this answer."""
-
-    def write(self, data: bytes) -> None:
-        """Send bytes."""
-
-    def cut(self, *, reset: bool) -> None:
-        """Close after what has been written; with a reset, if nothing else shows the break."""
-
-    def on_exchange_end(self, *, closes: bool) -> None:
-        """The exchange is over; the next request may begin."""
-
-
 class Exchange:
     """The runtime of one request; ``on`` moves it through the table."""
 
     # Class attributes, so that a request sets only what it changes.
     state = State.RECEIVED
     _request: RouteRequest | None = None
-    _last_attempt: Attempt | None = None
+    _attempt: Attempt  # the last one; there is none before the first decision, nor after the end
     _attempts = 0
     _kept: Attempt | None = None  # the last that was answered with a refusal, in full
     _ticket: Ticket | None = None
     _wait: asyncio.TimerHandle | None = None
     _decided_us: int | None = None
-    _ended_us: int | None = None
     _reason: Reason | None = None
     _refusal: Refusal | None = None  # what to say if nothing can be saved
     _is_refused = False  # it was said
@@ -80,6 +60,7 @@ class Exchange:
         self._body_bytes = len(body)
         self._path = path  # one of a closed list
         self._request_id = head.request_id or context.new_request_id()
+        self._id_line = request_id_line(self._request_id)
         self._received_us = context.clock_us()
         self._tried: set[str] = set()
 
@@ -111,10 +92,10 @@ class Exchange:
 
     def on(self, event: Event) -> None:
         """Move through the table, and do what it says."""
-        row = transition(self.state, event)
+        row, steps = _ROWS[self.state][event]
         self.state = row.state
-        for action in row.actions:
-            _DO[action](self, row)
+        for step in steps:
+            step(self, row)
 
     def on_failure(self, event: Event, failure: Failure, detail: str) -> None:
         """Likewise, with the words for it if nothing can be saved."""
@@ -150,9 +131,9 @@ class Exchange:
 
     def on_sweep(self, now_us: int) -> None:
         """Time has passed."""
-        attempt = self._last_attempt
-        if attempt is None:
+        if not self._attempts:
             return
+        attempt = self._attempt
         attempt.renew_lease()
         if now_us < attempt.deadline_us:
             return
@@ -168,17 +149,11 @@ class Exchange:
 
         None where there are none, and the client has to be taken for gone.
         """
-        attempt = self._last_attempt
-        if attempt is None or attempt.relay is None:
+        if not self._attempts or self._attempt.relay is None:
             return None if self._head.is_http_1_0 else CONTINUE
-        return LEADING_ZERO if attempt.can_add_chunk() else None
+        return LEADING_ZERO if self._attempt.can_add_chunk() else None
 
     # ---- the actions
-
-    @property
-    def _attempt(self) -> Attempt:
-        assert self._last_attempt is not None
-        return self._last_attempt
 
     def _decide(self, _: Transition) -> None:
         context, request = self._context, self._request
@@ -194,7 +169,7 @@ class Exchange:
         if decision.lease is not None:
             self._decided_us = now_us
             self._attempts += 1
-            attempt = self._last_attempt = Attempt(self._context, self, decision, now_us)
+            attempt = self._attempt = Attempt(self._context, self, decision, now_us)
             self._tried.add(attempt.replica_id)
             self.on(Event.DECIDED)
         elif decision.reason is Reason.QUEUED:
@@ -224,13 +199,13 @@ class Exchange:
     def _send(self, _: Transition) -> None:
         attempt, request, head = self._attempt, self._request, self._head
         assert request is not None
-        authority, prefix = attempt.authority_and_prefix
-        own_lines = b"" if head.request_id else request_id_line(self._request_id)
+        address = attempt.address
+        own_lines = b"" if head.request_id else self._id_line
         if head.has_body or head.method == "POST":
             own_lines += b"Content-Length: %d\r\n" % len(self._body)
         limits = self._context.limits
         attempt.send(
-            request_bytes(head, authority, prefix, own_lines),
+            request_bytes(head, address.authority, address.prefix, own_lines),
             self._body,
             bodiless=head.method == "HEAD",
             silence_max_us=limits.first_byte_us if request.stream else limits.answer_us,
@@ -245,7 +220,7 @@ class Exchange:
         assert attempt.answer is not None
         self._let_go_of_body()
         self._status = attempt.answer.status
-        line = b"" if attempt.answer.has_request_id else request_id_line(self._request_id)
+        line = b"" if attempt.answer.has_request_id else self._id_line
         client = self._client
         relay = Relay(client.write, closes=client.closes, is_http_1_0=self._head.is_http_1_0)
         attempt.begin_relay(relay, line)
@@ -257,7 +232,7 @@ class Exchange:
             self._detail = attempt.judge(self._path).detail
             if row.state is State.FAILED:
                 self._kept = attempt
-        self._ended_us = attempt.release(row.attempt)
+        attempt.release(row.attempt)
 
     def _judge(self, _: Transition) -> None:
         context, attempt = self._context, self._attempt
@@ -279,7 +254,6 @@ class Exchange:
     def _wait_for_retry(self, _: Transition) -> None:
         wait_us = backoff_us(self._attempts, self._request_id, self._context.routing)
         loop = asyncio.get_running_loop()
-        self._ended_us = None  # it goes on
         self._wait = loop.call_later(wait_us / 1_000_000, self.on, Event.BACKED_OFF)
 
     def _stop_waiting(self, _: Transition) -> None:
@@ -293,7 +267,7 @@ class Exchange:
 
     def _answer(self, _: Transition) -> None:
         if self._kept is not None:
-            self._last_attempt = self._kept
+            self._attempt = self._kept
             self._begin_relay(self._kept)
             self._kept.finish_relay()
             return
@@ -305,7 +279,7 @@ class Exchange:
         self._client.write(
             error_answer(
                 refusal,
-                request_id_line(self._request_id),
+                self._id_line,
                 close=self._closes,
                 bodiless=self._head.method == "HEAD",
             )
@@ -326,7 +300,9 @@ class Exchange:
         if self._body:
             self._let_go_of_body()
         context.report(self._record(row.outcome or self._outcome()))
-        self._last_attempt = self._kept = None  # they know their exchange: no cycle is left
+        if self._attempts:
+            del self._attempt  # it knows its exchange: no cycle is left
+            self._kept = None
         self._client.on_exchange_end(closes=self._closes)
 
     def _let_go_of_body(self) -> None:
@@ -346,14 +322,14 @@ class Exchange:
         return self._attempt.verdict.outcome
 
     def _record(self, outcome: Outcome) -> ExchangeRecord:
-        request, attempt = self._request, self._last_attempt
+        request = self._request
         record = ExchangeRecord(
             request_id=self._request_id,
             path=self._path,
             outcome=outcome,
             status=self._status,
             received_us=self._received_us,
-            ended_us=self._ended_us or self._context.clock_us(),
+            ended_us=self._context.clock_us(),
             policy=self._context.policy,
             reason=self._reason,
             detail=self._detail,
@@ -367,32 +343,37 @@ class Exchange:
             record.model = request.model
             record.stream = request.stream
             record.prompt_tokens = request.prompt_tokens
-        if attempt is not None:
-            attempt.fill(record)
+        if self._attempts:
+            self._attempt.fill(record)
         return record
 
 
-_DO: tuple[Callable[[Exchange, Transition], None], ...] = tuple(
-    {
-        Action.DECIDE: Exchange._decide,
-        Action.CONNECT: lambda exchange, _: exchange._attempt.connect(),
-        Action.RECONNECT: lambda exchange, _: exchange._attempt.reconnect(),
-        Action.SEND: Exchange._send,
-        Action.RELAY_HEAD: Exchange._relay_head,
-        Action.FINISH: lambda exchange, _: exchange._attempt.finish_relay(),
-        Action.PAUSE: lambda exchange, _: exchange._attempt.pause(),
-        Action.RESUME: lambda exchange, _: exchange._attempt.resume(),
-        Action.REUSE: lambda exchange, _: exchange._attempt.reuse(),
-        Action.DROP: lambda exchange, _: exchange._attempt.drop(),
-        Action.RELEASE: Exchange._release,
-        Action.JUDGE: Exchange._judge,
-        Action.WAIT: Exchange._wait_for_retry,
-        Action.STOP_WAITING: Exchange._stop_waiting,
-        Action.LEAVE_QUEUE: Exchange._leave_queue,
-        Action.ANSWER: Exchange._answer,
-        Action.BREAK_OFF: Exchange._break_off,
-        Action.CUT: lambda exchange, _: exchange._client.cut(reset=True),
-        Action.END: Exchange._end,
-    }[action]
-    for action in Action
-)
+_DO: dict[Action, Callable[[Exchange, Transition], None]] = {
+    Action.DECIDE: Exchange._decide,
+    Action.CONNECT: lambda exchange, _: exchange._attempt.connect(),
+    Action.RECONNECT: lambda exchange, _: exchange._attempt.reconnect(),
+    Action.SEND: Exchange._send,
+    Action.RELAY_HEAD: Exchange._relay_head,
+    Action.FINISH: lambda exchange, _: exchange._attempt.finish_relay(),
+    Action.PAUSE: lambda exchange, _: exchange._attempt.pause(),
+    Action.RESUME: lambda exchange, _: exchange._attempt.resume(),
+    Action.REUSE: lambda exchange, _: exchange._attempt.reuse(),
+    Action.DROP: lambda exchange, _: exchange._attempt.drop(),
+    Action.RELEASE: Exchange._release,
+    Action.JUDGE: Exchange._judge,
+    Action.WAIT: Exchange._wait_for_retry,
+    Action.STOP_WAITING: Exchange._stop_waiting,
+    Action.LEAVE_QUEUE: Exchange._leave_queue,
+    Action.ANSWER: Exchange._answer,
+    Action.BREAK_OFF: Exchange._break_off,
+    Action.CUT: lambda exchange, _: exchange._client.cut(reset=True),
+    Action.END: Exchange._end,
+}
+# The table once more, by number and with the functions in the place of the actions' names.
+_ROWS = [
+    [
+        (row, tuple(_DO[action] for action in row.actions))
+        for row in map(partial(transition, state), Event)
+    ]
+    for state in State
+]

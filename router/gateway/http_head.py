@@ -128,8 +128,10 @@ class _Memo(Generic[H]):
         digits, _, after = rest.partition(b"\r\n")
         key = (before, found, after)  # with the name: a head without it must be no other's key
         known = self._heads.get(key)
-        if known is not None:
-            return known, _length(digits.strip(b" \t")) if found else None
+        if known is not None and not found:
+            return known, None
+        if known is not None and digits.isdigit() and len(digits) <= LENGTH_DIGITS_MAX:
+            return known, int(digits)
         result, length = self._parse(head)
         if len(head) <= MEMO_HEAD_BYTES_MAX:
             if len(self._heads) >= MEMO_SIZE_MAX:
@@ -139,7 +141,12 @@ class _Memo(Generic[H]):
 
 
 class RequestHeads:
-    """Reads the heads of requests by the settings of one gateway."""
+    """Reads the heads of requests by the settings of one gateway.
+
+    ``read(head)`` returns what a head says (all of it up to the end of its last header line) and
+    the Content-Length, None if there is none. It raises BadHeadError for a head that is not of the
+    grammar, or that two hops may read apart.
+    """
 
     def __init__(self, *, forward_authorization: bool, session_header: str) -> None:
         self._session_header = session_header.lower().encode()
@@ -149,15 +156,8 @@ class RequestHeads:
         if self._session_header:
             names += rb"|" + re.escape(self._session_header)
         self._special = re.compile(rb"\r\n(" + names + rb"):")
-        self._memo: _Memo[RequestHead] = _Memo(self._parse)
-
-    def read(self, head: bytes) -> tuple[RequestHead, int | None]:
-        """Return what ``head`` says: all of it up to the end of its last header line.
-
-        Beside it the Content-Length, None if there is none. Raises BadHeadError for a head that is
-        not of the grammar, or that two hops may read apart.
-        """
-        return self._memo.get(head)
+        memo: _Memo[RequestHead] = _Memo(self._parse)
+        self.read = memo.get
 
     def _parse(self, head: bytes) -> tuple[RequestHead, int | None]:
         match = _REQUEST.fullmatch(head)
@@ -254,15 +254,11 @@ def _parse_answer_head(head: bytes) -> tuple[AnswerHead, int | None]:
 
 
 _answers: _Memo[AnswerHead] = _Memo(_parse_answer_head)
-
-
-def read_answer_head(head: bytes) -> tuple[AnswerHead, int | None]:
-    """Return what a replica's ``head`` says: all of it up to the end of its last header line.
-
-    Beside it the Content-Length, None if there is none. Raises BadHeadError for a head that is
-    not of the grammar, or whose framing is ambiguous.
-    """
-    return _answers.get(head)
+read_answer_head = _answers.get
+"""Returns what a replica's head says (all of it up to the end of its last header line) and the
+Content-Length, None if there is none. Raises BadHeadError for a head that is not of the grammar, or
+whose framing is ambiguous.
+"""
 
 
 def _framing(status: int, num_lengths: int, encodings: list[bytes]) -> Framing:

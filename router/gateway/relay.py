@@ -25,13 +25,12 @@ class Relay:
     # Class attributes, so that a relay sets only what it changes.
     _mode = _Mode.RAW
     _is_chunked = False  # towards the client
-    _last_raw = b"\n"
     _head = b""  # not yet written: it goes out with the first bytes of the body
 
     def __init__(
         self, write: Callable[[bytes], None], *, closes: bool, is_http_1_0: bool = False
     ) -> None:
-        self._write = write
+        self.write = write
         self._is_http_1_0 = is_http_1_0
         self.closes = closes  # the client's connection, after this answer
 
@@ -61,39 +60,41 @@ class Relay:
 
     def pass_on(self, raw: bytes, payload: bytes) -> None:
         """Write the next piece of the body."""
-        if self._mode is _Mode.RAW:
-            self._last_raw = raw
-        elif self._mode is _Mode.PAYLOAD:
+        if self._mode is _Mode.PAYLOAD:
             raw = payload
-        else:
+        elif self._mode is _Mode.CHUNKS:
             raw = b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
         if self._head:
             raw = self._head + raw
             self._head = b""
         if raw:
-            self._write(raw)
+            self.write(raw)
 
     def flush(self) -> None:
         """Write the head, if it is still here."""
         if self._head:
             head, self._head = self._head, b""
-            self._write(head)
+            self.write(head)
 
     def finish(self) -> None:
         """Write what ends the body, if the replica has not."""
-        self.flush()
+        if self._head:
+            self.flush()
         if self._mode is _Mode.CHUNKS:
-            self._write(LAST_CHUNK)
+            self.write(LAST_CHUNK)
 
-    def can_add_chunk(self, chunk_is_open: bool) -> bool:
-        """Say whether a chunk could be written now. ``chunk_is_open``: in the replica's framing."""
-        if not self._is_chunked:
-            return False
-        return self._mode is _Mode.CHUNKS or (not chunk_is_open and self._last_raw.endswith(b"\n"))
+    @property
+    def is_raw(self) -> bool:
+        """Whether pieces go to the client as they come, once the head has been written."""
+        return self._mode is _Mode.RAW
+
+    def can_add_chunk(self, is_between_chunks: bool) -> bool:
+        """Say whether a chunk could be written now; ``is_between_chunks``: of the replica's."""
+        return self._is_chunked and (self._mode is _Mode.CHUNKS or is_between_chunks)
 
     def add_chunk(self, payload: bytes) -> None:
         """Write a chunk of the gateway's own."""
-        self._write(b"%x\r\n%b\r\n" % (len(payload), payload))
+        self.write(b"%x\r\n%b\r\n" % (len(payload), payload))
 
     @property
     def end_is_visible(self) -> bool:

@@ -5,6 +5,8 @@ its chunk framing) and as payload; the raw one goes to the client wherever both 
 """
 
 import asyncio
+from collections.abc import Callable
+from itertools import count
 from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpResponseParser
@@ -73,8 +75,8 @@ class ReplicaConnection(asyncio.Protocol):
     _complete = False  # the last chunk has been read
     _excess = False
     _paused = False
+    _last_piece = b"\n"
     has_answered = False
-    chunk_is_open = False
     idle_since_us = 0
 
     def __init__(self, home: Home, head_bytes_max: int) -> None:
@@ -83,6 +85,10 @@ class ReplicaConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: HttpResponseParser | None = None
         self._parts: list[bytes] = []
+        self._begun, self._ended = count(), count()  # chunks of the answer under way
+        self.on_body: Callable[[bytes], None]
+        self.on_chunk_header: Callable[[], int]
+        self.on_chunk_complete: Callable[[], int]
         self.num_requests = 0
 
     @property
@@ -105,14 +111,13 @@ class ReplicaConnection(asyncio.Protocol):
         self._framing = None
         self._reusable = True
         self.has_answered = False
-        self.chunk_is_open = False
         self.num_requests += 1
         if len(body) > JOINED_BYTES_MAX:
             self._transport.writelines((head, body))
         else:
             self._transport.write(head + body)
 
-    def release(self) -> None:
+    def release(self, now_us: int) -> None:
         """End the request under way, and keep the connection if another can follow."""
         transport = self._transport
         self._sink = None
@@ -121,7 +126,9 @@ class ReplicaConnection(asyncio.Protocol):
         elif transport.get_write_buffer_size():
             self.abort()  # it answered before it had read the request
         else:
-            self.resume()
+            if self._paused:
+                self.resume()
+            self.idle_since_us = now_us
             self._home.put(self)
 
     def abort(self) -> None:
@@ -149,13 +156,16 @@ class ReplicaConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._sink is None:
+        sink = self._sink
+        if sink is None:
             self.abort()  # an answer that nobody asked for
-        elif self._framing is None:
+        elif self._framing is Framing.CHUNKED:
+            self._read_chunks(sink, data)
+        elif self._framing is not None:
+            self._read_body(sink, data)
+        else:
             self.has_answered = True
             self._read_head(data)
-        else:
-            self._read_body(data)
 
     def eof_received(self) -> bool:
         # Not left to connection_lost, which comes only when all that was written has been sent:
@@ -213,10 +223,7 @@ class ReplicaConnection(asyncio.Protocol):
         framing = self._framing = Framing.NONE if self._bodiless else head.framing
         self._remaining = length or 0
         if framing is Framing.CHUNKED:
-            self._complete = self._excess = False
-            self._parts = []
-            self._parser = HttpResponseParser(self)
-            self._parser.feed_data(_CHUNKED_HEAD)
+            self._begin_chunks()
         self._reusable = head.keep_alive
         is_whole = framing is Framing.NONE or (framing is Framing.LENGTH and not length)
         sink.on_head(head, length, framing, is_followed=is_whole or bool(body))
@@ -225,41 +232,47 @@ class ReplicaConnection(asyncio.Protocol):
         if is_whole:
             self._reusable = self._reusable and not body
             sink.on_body_end()
+        elif framing is Framing.CHUNKED and body:
+            self._read_chunks(sink, body)
         elif body:
-            self._read_body(body)
+            self._read_body(sink, body)
 
     # ---- the body
 
-    def _read_body(self, data: bytes) -> None:
-        sink = self._sink
-        assert sink is not None
-        framing = self._framing
-        if framing is Framing.CHUNKED:
-            self._read_chunks(sink, data)
-        elif framing is Framing.LENGTH:
-            if len(data) > self._remaining:
-                data = data[: self._remaining]
-                self._reusable = False
-            self._remaining -= len(data)
+    def _read_body(self, sink: AnswerSink, data: bytes) -> None:
+        if self._framing is not Framing.LENGTH:
             sink.on_body(data, data)
-            if not self._remaining and self._sink is sink:
-                sink.on_body_end()
-        else:
-            sink.on_body(data, data)
+            return
+        if len(data) > self._remaining:
+            data = data[: self._remaining]
+            self._reusable = False
+        self._remaining -= len(data)
+        sink.on_body(data, data)
+        if not self._remaining and self._sink is sink:
+            sink.on_body_end()
+
+    def _begin_chunks(self) -> None:
+        self._complete = self._excess = False
+        self._parts = []
+        self._begun, self._ended = count(), count()
+        # The parser calls these for every chunk of every stream: functions in C, not in Python.
+        self.on_body = self._parts.append
+        self.on_chunk_header = self._begun.__next__
+        self.on_chunk_complete = self._ended.__next__
+        self._parser = HttpResponseParser(self)
+        self._parser.feed_data(_CHUNKED_HEAD)
 
     def _read_chunks(self, sink: AnswerSink, data: bytes) -> None:
         assert self._parser is not None
-        was_open = self.chunk_is_open
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
-            self.chunk_is_open = was_open  # this piece is not passed on
             self._bad(f"the body of its answer is not chunked as it says: {error}")
             return
         if self._excess:
-            self.chunk_is_open = was_open
             self._bad("more came than its answer")
             return
+        self._last_piece = data
         parts = self._parts
         payload = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
@@ -267,26 +280,24 @@ class ReplicaConnection(asyncio.Protocol):
         if self._complete and self._sink is sink:
             sink.on_body_end()
 
+    @property
+    def is_between_chunks(self) -> bool:
+        """Whether what has been given out of a chunked body ends with a whole chunk."""
+        # Both counters go on by one, so the next comparison is as good.
+        return next(self._begun) == next(self._ended) and self._last_piece.endswith(b"\n")
+
     def _bad(self, message: str) -> None:
         sink = self._sink
         self._reusable = False
+        self._last_piece = b""  # the parser is further than what was given out
         if sink is not None:
             self._sink = None
             sink.on_bad_answer(message)
 
-    # ---- what the parser calls
+    # ---- what the parser calls, beside what _begin_chunks sets
 
     def on_message_begin(self) -> None:
         self._excess = self._complete
-
-    def on_chunk_header(self) -> None:
-        self.chunk_is_open = True
-
-    def on_body(self, body: bytes) -> None:
-        self._parts.append(body)
-
-    def on_chunk_complete(self) -> None:
-        self.chunk_is_open = False
 
     def on_message_complete(self) -> None:
         self._complete = True

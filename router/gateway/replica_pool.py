@@ -101,10 +101,10 @@ class ReplicaPool:
 
     def put(self, connection: ReplicaConnection) -> None:
         """Keep a connection for the next request; close it if enough are kept."""
+        self.used_us = connection.idle_since_us
         if len(self._idle) >= self._config.replica_idle_max:
             connection.abort()
             return
-        self.used_us = connection.idle_since_us = self._clock_us()
         self._idle[connection] = None
 
     def forget(self, connection: ReplicaConnection) -> None:

@@ -45,7 +45,7 @@ class RequestReader:
         self, config: GatewayConfig, heads: RequestHeads, reserve: Callable[[int], bool]
     ) -> None:
         self._config = config
-        self._heads = heads
+        self._read = heads.read
         self._reserve = reserve
         self._rest = b""  # not yet looked at, or the beginning of a head
         self._parts: list[bytes] = []
@@ -64,21 +64,19 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
-        if self._is_over():
-            return
         if self._rest:
             data = self._rest + data
             self._rest = b""
+        ready, ready_max = self.ready, self._config.pipelined_max
         at, size = 0, len(data)
-        while at < size and not self.is_full and not self._is_over():
-            if self.phase is Phase.BODY:
-                following = self._read_body(data, at)
-            else:
-                following = self._read_head(data, at)
+        while at < size and len(ready) <= ready_max and self.phase is not Phase.OVER:
+            read = self._read_body if self.phase is Phase.BODY else self._read_head
+            following = read(data, at)
             if following is None:
                 return
             at = following
-        self._rest = b"" if self._is_over() else data[at:]
+        if at < size and self.phase is not Phase.OVER:
+            self._rest = data[at:]
 
     def read_on(self) -> None:
         """Look at what had to wait because the reader was full."""
@@ -99,12 +97,8 @@ class RequestReader:
     # ---- the head: these return where to go on, None if they need more bytes or have refused
 
     def _read_head(self, data: bytes, at: int) -> int | None:
-        if self.phase is Phase.BETWEEN:
-            while data.startswith(b"\r\n", at):  # robustness that RFC 9112, 2.2 asks for
-                at += 2
-            if at >= len(data) or data[at:] == b"\r":
-                self._rest = data[at:]
-                return None
+        if self.phase is Phase.BETWEEN and data.startswith(b"\r", at):
+            return self._skip_empty_line(data, at)
         end = data.find(HEAD_END, at)
         limit = self._config.header_bytes_max
         if end < 0:
@@ -114,7 +108,7 @@ class RequestReader:
             self._refuse_head()
             return None
         try:
-            head, length = self._heads.read(data[at : end + 2])
+            head, length = self._read(data[at : end + 2])
         except BadHeadError as error:
             self.refuse(Failure.BAD_HTTP, str(error))
             return None
@@ -122,6 +116,16 @@ class RequestReader:
             self._refuse_head()
             return None
         return self._begin_body(head, length or 0, data, end + len(HEAD_END))
+
+    def _skip_empty_line(self, data: bytes, at: int) -> int | None:
+        """Skip an empty line before a request, with the robustness that RFC 9112, 2.2 asks for."""
+        if data.startswith(b"\r\n", at):
+            return at + 2
+        if data[at:] == b"\r":
+            self._rest = b"\r"
+        else:
+            self._keep_beginning(data[at:])
+        return None
 
     def _keep_beginning(self, rest: bytes) -> None:
         """Keep an unfinished head, unless it can never become one."""
@@ -131,9 +135,6 @@ class RequestReader:
             self._refuse_head()
         elif not rest[:1].isupper() or rest.count(b"\n") != rest.count(b"\r\n"):
             self.refuse(Failure.BAD_HTTP, "not HTTP; every line of a head must end with CR LF")
-
-    def _is_over(self) -> bool:
-        return self.phase is Phase.OVER
 
     def _refuse_head(self) -> None:
         config = self._config

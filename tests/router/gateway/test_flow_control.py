@@ -117,6 +117,28 @@ def test_the_head_of_another_answer_is_not_held_back(bench: Bench) -> None:
     assert b"".join(bench.client_wire.written).endswith(completion())
 
 
+def test_every_piece_of_a_body_that_ends_with_its_connection_gets_a_chunk(bench: Bench) -> None:
+    bench.client.data_received(post(chat(stream=True)))
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    bench.replica.data_received(head + event("a"))
+    bench.replica.data_received(event("b", "stop"))
+    bench.replica.data_received(DONE)
+    bench.replica.connection_lost(None)
+
+    body = b"".join(bench.client_wire.written).partition(HEAD_END)[2]
+    assert body == b"".join(map(chunk, (event("a"), event("b", "stop"), DONE))) + LAST_CHUNK
+
+
+def test_a_client_of_http_1_0_gets_every_piece_without_its_chunk(bench: Bench) -> None:
+    bench.client.data_received(post(chat(stream=True), version="1.0"))
+    bench.replica.data_received(STREAM_HEAD + chunk(event("a")))
+    bench.replica.data_received(chunk(event("b", "stop")))
+    bench.replica.data_received(chunk(DONE) + LAST_CHUNK)
+
+    body = b"".join(bench.client_wire.written).partition(HEAD_END)[2]
+    assert body == event("a") + event("b", "stop") + DONE
+
+
 def test_a_comment_does_not_end_a_prefill_and_an_event_does(bench: Bench) -> None:
     bench.client.data_received(post(chat(stream=True)))
     bench.replica.data_received(STREAM_HEAD + chunk(b": ping\n\n"))

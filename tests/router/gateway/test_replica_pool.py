@@ -50,10 +50,11 @@ def pool_of(clock: Clock, **settings: float) -> ReplicaPool:
     return ReplicaPool(URL, GatewayConfig(**settings), clock)  # type: ignore[arg-type]
 
 
-def connection_in(pool: ReplicaPool) -> tuple[ReplicaConnection, Wire]:
+def connection_in(pool: ReplicaPool, now_us: int = 0) -> tuple[ReplicaConnection, Wire]:
     wire = Wire()
     connection = ReplicaConnection(pool, 1000)
     connection.connection_made(cast(asyncio.Transport, wire))
+    connection.idle_since_us = now_us
     pool.put(connection)
     return connection, wire
 
@@ -85,11 +86,9 @@ def test_a_connection_that_is_closed_is_forgotten() -> None:
 
 
 def test_old_connections_are_closed_and_young_ones_kept() -> None:
-    clock = Clock()
-    pool = pool_of(clock, replica_idle_s=4.0)
-    _, old = connection_in(pool)
-    clock.now_us = 3_000_000
-    _, young = connection_in(pool)
+    pool = pool_of(Clock(), replica_idle_s=4.0)
+    _, old = connection_in(pool, 0)
+    _, young = connection_in(pool, 3_000_000)
 
     pool.sweep(4_000_000)
 

@@ -89,6 +89,7 @@ def test_nothing_is_read_behind_a_request_that_closes_its_connection() -> None:
     reader.feed(post(b"later"))
 
     assert bodies(reader) == [b"last"]
+    assert reader._rest == b""  # nor kept
 
 
 @pytest.mark.parametrize("bad", [b"bad\r\n\r\n", CHUNKED + b"zz\r\n", b"GET / HTTP/1.1\n\n"])
