@@ -65,10 +65,11 @@ class FleetState:
         ``tried`` names replicas that have failed this request. Fills in ``request``'s match.
         """
         self._now_us = now_us
-        pool = self._roster.pool(request.model)
+        model = request.model
+        pool = self._roster.pool_without(model, tried) if tried else self._roster.pool(model)
         eligible, excluded = pool.views, pool.excluded
-        if tried or self._config.in_flight_max:
-            excluded = self._narrow(pool, tried)
+        if self._config.in_flight_max:
+            excluded = self._narrow(pool)
             eligible = [view for view in pool.views if view.replica_id not in excluded]
         if not eligible:
             return Decision(_refusal(excluded), None, None, 0, excluded)
@@ -84,7 +85,7 @@ class FleetState:
     def explain(self, request: RouteRequest) -> Explanation:
         """Say how ``request`` would be decided now, and book nothing. Fills in its match."""
         pool = self._roster.pool(request.model)
-        excluded = self._narrow(pool, ())
+        excluded = self._narrow(pool)
         eligible = [view for view in pool.views if view.replica_id not in excluded]
         if not eligible:
             return Explanation(_refusal(excluded), None, [], excluded)
@@ -199,16 +200,11 @@ class FleetState:
         self.index.check()
         self.ledger.check(belief.view for belief in self._roster)
 
-    def _narrow(self, pool: Pool, tried: Collection[str]) -> dict[str, Ineligible]:
-        """Return who is out, those included that this request may not use or that are full."""
-        excluded = dict(pool.excluded)
+    def _narrow(self, pool: Pool) -> dict[str, Ineligible]:
+        """Return who is out, those that are full included."""
         limit = self._config.in_flight_max
-        for view in pool.views:
-            if view.replica_id in tried:
-                excluded[view.replica_id] = Ineligible.ALREADY_TRIED
-            elif limit and view.requests >= limit:
-                excluded[view.replica_id] = Ineligible.AT_LIMIT
-        return excluded
+        full = [view for view in pool.views if limit and view.requests >= limit]
+        return pool.excluded | {view.replica_id: Ineligible.AT_LIMIT for view in full}
 
     def _match(self, request: RouteRequest, pool: Pool) -> dict[int, int]:
         """Fill in the matched tokens; return the matched blocks, by slot."""

@@ -79,6 +79,14 @@ class Roster:
             self._pools[key] = pool
         return pool
 
+    def pool_without(self, model: str | None, tried: Collection[str]) -> Pool:
+        """Return who may take a request that those ``tried`` have failed, as in ``pool()``.
+
+        They are left out before the gravest reasons yield, so a retry can reach a replica that
+        pushes back where every other one has failed.
+        """
+        return self._make_pool(self.key_of(model), tried)
+
     def changed(self) -> None:
         """Forget the pools: someone's standing has changed."""
         self._pools.clear()
@@ -194,12 +202,15 @@ class Roster:
         slot, blocks_max = belief.view.slot, belief.learned_blocks_max
         self._index.open_slot(slot, belief.block_bytes, blocks_max)
 
-    def _make_pool(self, key: str | None) -> Pool:
+    def _make_pool(self, key: str | None, tried: Collection[str] = ()) -> Pool:
         excluded: dict[str, Ineligible] = {}
         tiers: dict[Ineligible | None, list[Belief]] = {}
         for belief in self:
             if key is not None and not belief.serves(key):
                 excluded[belief.view.replica_id] = Ineligible.OTHER_MODEL
+                continue
+            if belief.view.replica_id in tried:
+                excluded[belief.view.replica_id] = Ineligible.ALREADY_TRIED
                 continue
             standing = belief.standing()
             if standing is not None:

@@ -144,6 +144,17 @@ def test_already_tried() -> None:
     assert excluded_from(make_fleet("ab"), tried=("a",)) == {"a": Ineligible.ALREADY_TRIED}
 
 
+def test_a_retry_reaches_a_replica_that_pushes_back_where_the_others_have_failed() -> None:
+    fleet = make_fleet("ab")
+    fail(fleet, "a", 1, AttemptOutcome.BACK_PRESSURE)
+
+    first = fleet.decide(make_request("1", "p"), 0)
+    second = fleet.decide(make_request("1", "p"), 0, ["b"])
+
+    assert chosen(first) == "b"
+    assert chosen(second) == "a"
+
+
 def test_at_limit() -> None:
     fleet = make_fleet("ab", in_flight_max=1)
     first = chosen(fleet.decide(make_request("1", "p"), 0))
