@@ -4,6 +4,11 @@ GPU figures are those of the vendors' data sheets: decimal units, dense FLOP/s (
 sparsity" halved), FP32 accumulation, links per direction. A driver shows a little more memory
 than the name of a card says and an engine can use a little less; both are left out.
 
+No matrix multiplication reaches the data sheet's peak, and GPUs differ in how near it comes. The
+shares are the fastest ones that Stas Bekman's mamf-finder found ("ml-engineering", compute/
+accelerator, "Maximum Achievable Matmul FLOPS", 2026), or where a source says so, the share of a
+layer of 2,048 tokens in an engine's profile. Where nobody measured, a GPU has MATMUL_SHARE.
+
 A model is its architecture; every number of parameters is counted from it, and the counts equal
 those of the published weights, to the last one.
 """
@@ -29,6 +34,19 @@ class Precision(Enum):
         return 2 if self is Precision.BF16 else 1
 
 
+MATMUL_SHARE = 0.8
+"""About the middle of the NVIDIA GPUs measured in BF16: 0.73 to 0.87."""
+
+NVLINK_SHARE = 0.7
+"""Part of a link's data sheet rate that all-reduces of a few MB get, chosen before any fit."""
+
+PCIE_SHARE = 0.25
+PCIE_LATENCY_US = 20
+"""Of GPUs without peer-to-peer links, whose all-reduces pass through the host's memory: the
+16 GB/s and 20 us that LLMServingSim (5daddb2, bench/examples/RTXPRO6000) gives of a PCIe Gen5
+machine. One machine's figures; another's topology may give twice that or half."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuSpec:
     """One GPU. ``link`` is to the other GPUs of its node: NVLink, Infinity Fabric or PCIe."""
@@ -38,14 +56,23 @@ class GpuSpec:
     memory_bytes_per_s: float
     bf16_flops_per_s: float
     fp8_flops_per_s: float | None  # None: it has no FP8 units
+    bf16_matmul_share: float = MATMUL_SHARE
+    fp8_matmul_share: float = MATMUL_SHARE
     link_bytes_per_s: float
+    link_share: float = NVLINK_SHARE
+    link_latency_us: float = 0  # of one collective; with NVLink it is part of EngineSpeed.layer_us
     source: str
 
-    def flops_per_s(self, precision: Precision) -> float:
-        """Return the peak for weights of ``precision``; without FP8 units they run as BF16."""
+    def matmul_flops_per_s(self, precision: Precision) -> float:
+        """Return the fastest measured; without FP8 units such weights are multiplied as BF16."""
         if precision is Precision.FP8 and self.fp8_flops_per_s is not None:
-            return self.fp8_flops_per_s
-        return self.bf16_flops_per_s
+            return self.fp8_flops_per_s * self.fp8_matmul_share
+        return self.bf16_flops_per_s * self.bf16_matmul_share
+
+    @property
+    def allreduce_bytes_per_s(self) -> float:
+        """What each GPU sends per second while all of a node reduce."""
+        return self.link_bytes_per_s * self.link_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +125,16 @@ class ModelSpec:
         """
         return self.parameters - self._lookup_parameters
 
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of all layers, of which a step reads those that it uses."""
+        return self.layers * self.experts * 3 * self.hidden * self.intermediate
+
+    @property
+    def always_read_parameters(self) -> int:
+        """Parameters that every step reads, whatever it computes."""
+        return self.read_parameters - self.expert_parameters
+
     def kv_bytes_per_token(self, precision: Precision = Precision.BF16) -> int:
         """Return the bytes of keys and values of one token, over all layers and heads."""
         return 2 * self.layers * self.kv_heads * self.head_dim * precision.element_bytes
@@ -139,6 +176,7 @@ GPUS = (
         memory_bytes_per_s=2.039e12,
         bf16_flops_per_s=312e12,
         fp8_flops_per_s=None,
+        bf16_matmul_share=0.869,
         link_bytes_per_s=300e9,
         source="NVIDIA A100 80GB SXM data sheet; NVLink 600 GB/s both ways",
     ),
@@ -148,6 +186,8 @@ GPUS = (
         memory_bytes_per_s=3.35e12,
         bf16_flops_per_s=989e12,
         fp8_flops_per_s=1_979e12,
+        bf16_matmul_share=0.803,
+        fp8_matmul_share=0.709,
         link_bytes_per_s=450e9,
         source="NVIDIA H100 SXM data sheet; NVLink 900 GB/s both ways",
     ),
@@ -157,6 +197,8 @@ GPUS = (
         memory_bytes_per_s=4.8e12,
         bf16_flops_per_s=989e12,
         fp8_flops_per_s=1_979e12,
+        bf16_matmul_share=0.803,
+        fp8_matmul_share=0.734,
         link_bytes_per_s=450e9,
         source="NVIDIA H200 SXM data sheet; NVLink 900 GB/s both ways",
     ),
@@ -166,8 +208,49 @@ GPUS = (
         memory_bytes_per_s=8e12,
         bf16_flops_per_s=2_250e12,
         fp8_flops_per_s=4_500e12,
+        bf16_matmul_share=0.776,
+        fp8_matmul_share=0.763,
         link_bytes_per_s=900e9,
         source="NVIDIA DGX B200 data sheet, an eighth of it; NVLink 1.8 TB/s both ways",
+    ),
+    GpuSpec(
+        name="GB200",
+        memory_bytes=186e9,
+        memory_bytes_per_s=8e12,
+        bf16_flops_per_s=2_500e12,
+        fp8_flops_per_s=5_000e12,
+        bf16_matmul_share=0.729,
+        fp8_matmul_share=0.723,
+        link_bytes_per_s=900e9,
+        source="NVIDIA GB200 NVL72 data sheet, one of its GPUs; NVLink 1.8 TB/s both ways",
+    ),
+    GpuSpec(
+        name="RTX PRO 6000",
+        memory_bytes=96e9,
+        memory_bytes_per_s=1.792e12,
+        bf16_flops_per_s=503.8e12,
+        fp8_flops_per_s=1_007.6e12,
+        bf16_matmul_share=0.78,
+        fp8_matmul_share=0.78,
+        link_bytes_per_s=64e9,
+        link_share=PCIE_SHARE,
+        link_latency_us=PCIE_LATENCY_US,
+        source="NVIDIA RTX PRO 6000 Blackwell Workstation Edition, RTX Blackwell PRO whitepaper; "
+        "PCIe Gen5 x16, 128 GB/s both ways; matmul share of the Server Edition",
+    ),
+    GpuSpec(
+        name="RTX PRO 6000 Server",
+        memory_bytes=96e9,
+        memory_bytes_per_s=1.597e12,
+        bf16_flops_per_s=500e12,
+        fp8_flops_per_s=1_000e12,
+        bf16_matmul_share=0.78,
+        fp8_matmul_share=0.78,
+        link_bytes_per_s=64e9,
+        link_share=PCIE_SHARE,
+        link_latency_us=PCIE_LATENCY_US,
+        source="NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet; PCIe Gen5 x16, 128 GB/s "
+        "both ways; matmul share of LLMServingSim's profile (5daddb2), a layer of Qwen3-32B",
     ),
     GpuSpec(
         name="L40S",
@@ -176,6 +259,8 @@ GPUS = (
         bf16_flops_per_s=362e12,
         fp8_flops_per_s=733e12,
         link_bytes_per_s=32e9,
+        link_share=PCIE_SHARE,
+        link_latency_us=PCIE_LATENCY_US,
         source="NVIDIA L40S data sheet; PCIe Gen4 x16, 64 GB/s both ways",
     ),
     GpuSpec(
@@ -185,6 +270,8 @@ GPUS = (
         bf16_flops_per_s=121e12,
         fp8_flops_per_s=242.5e12,
         link_bytes_per_s=32e9,
+        link_share=PCIE_SHARE,
+        link_latency_us=PCIE_LATENCY_US,
         source="NVIDIA L4 data sheet; PCIe Gen4 x16, 64 GB/s both ways",
     ),
     GpuSpec(
@@ -193,8 +280,13 @@ GPUS = (
         memory_bytes_per_s=1.008e12,
         bf16_flops_per_s=165.2e12,
         fp8_flops_per_s=330.3e12,
+        bf16_matmul_share=1.0,
+        fp8_matmul_share=1.0,
         link_bytes_per_s=32e9,
-        source="NVIDIA Ada architecture whitepaper; PCIe Gen4 x16, 64 GB/s both ways",
+        link_share=PCIE_SHARE,
+        link_latency_us=PCIE_LATENCY_US,
+        source="NVIDIA Ada architecture whitepaper; PCIe Gen4 x16, 64 GB/s both ways; matmul share "
+        "of LLMServingSim's profile (5daddb2), whose clock is above the data sheet's",
     ),
     GpuSpec(
         name="MI300X",
@@ -202,6 +294,8 @@ GPUS = (
         memory_bytes_per_s=5.3e12,
         bf16_flops_per_s=1_307.4e12,
         fp8_flops_per_s=2_614.9e12,
+        bf16_matmul_share=0.511,
+        fp8_matmul_share=0.511,
         link_bytes_per_s=448e9,
         source="AMD Instinct MI300X data sheet; 7 Infinity Fabric links, 896 GB/s both ways",
     ),

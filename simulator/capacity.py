@@ -16,8 +16,8 @@ from simulator.figures import check_above_zero, figure
 DAY_S = 86_400
 MEMORY_SHARE_MIN = 0.01
 STEP_MODEL_ERROR = 0.15
-"""How far the time per token of a dense model may be off, on 252 measured rows of vLLM: the mean
-error is 9 %, nine in ten rows are within 18 %."""
+"""How far the time per token of a model or GPU that no constant was fitted on may be off: on 250
+measured rows of vLLM the mean error is 7.5 %, nine in ten are within 18 % (docs/step-time.md)."""
 
 
 @dataclass(frozen=True)

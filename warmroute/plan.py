@@ -13,6 +13,9 @@ batching    static and continuous, each with lengths, finished_at_step (one step
 admission   kv_blocks, reserved_sequences, reserved_use (0..1), paged_sequences, paged_use (0..1)
 routing     a list with, for each policy: policy, chosen_replicas (counted from 0, one for each
             request), requests_per_replica, prompt_tokens, prefill_tokens, saved_share (0..1)
+steptime    engines by name, each with engine (its constants), total, by and without (scores of
+            groups: rows, mape, median, p90, bias); left_out, a list of reason and rows
+validate    catalogue and, by run, calibrated: engine, comparisons (run, measured, predicted)
 
 Times end in ``_us``, microseconds; ``_bytes`` and ``tokens`` are what they say; shares are 0..1.
 """
@@ -22,6 +25,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +46,19 @@ from simulator.routing import (
     plan_routing,
 )
 from warmroute.flags import add_flags, given_flags
+from warmroute.plan_steptime import (
+    StepTimeInputs,
+    add_steptime_flags,
+    plan_steptime,
+    steptime_text,
+)
 from warmroute.plan_text import figures_text
+from warmroute.plan_validate import (
+    ValidateInputs,
+    add_validate_flags,
+    plan_validate,
+    validate_text,
+)
 
 EXIT_USAGE = 2
 MODEL_CONFIG_BYTES_MAX = 4 * 1024 * 1024
@@ -61,9 +77,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class Part:
-    """One subcommand that takes figures."""
+    """One subcommand: the flags it takes and what it computes from them."""
 
-    section: type
+    add_flags: Callable[[argparse.ArgumentParser], None]
     summary: str
     plan: Callable[[argparse.Namespace], Planned]
 
@@ -79,10 +95,8 @@ def add_plan_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentPar
         part_parser = parts.add_parser(
             name, help=part.summary, description=part.summary, allow_abbrev=False
         )
-        add_flags(part_parser, part.section)
+        part.add_flags(part_parser)
         _add_json_flag(part_parser)
-        if name == "routing":
-            _add_policy_flag(part_parser)
 
 
 def run_plan(args: argparse.Namespace) -> int:
@@ -106,7 +120,12 @@ def _add_json_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, with full precision")
 
 
-def _add_policy_flag(parser: argparse.ArgumentParser) -> None:
+def _flags_of(section: type) -> Callable[[argparse.ArgumentParser], None]:
+    return partial(add_flags, section=section)
+
+
+def _add_routing_flags(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, RoutingSettings)
     defaults = " ".join(choice.text for choice in DEFAULT_CHOICES)
     parser.add_argument(
         "--policy",
@@ -145,6 +164,18 @@ def _plan_routing(args: argparse.Namespace) -> Planned:
     settings = _settings(args, RoutingSettings)
     choices = [parse_choice(text) for text in args.policies or ()] or DEFAULT_CHOICES
     return _routing(settings, [plan_routing(settings, choice) for choice in choices])
+
+
+def _plan_steptime(args: argparse.Namespace) -> Planned:
+    inputs = StepTimeInputs(args.check, args.fit, args.picture)
+    results = plan_steptime(inputs)
+    return Planned(inputs, results, steptime_text(inputs, results))
+
+
+def _plan_validate(args: argparse.Namespace) -> Planned:
+    inputs = ValidateInputs(args.calibrate)
+    results = plan_validate(inputs)
+    return Planned(inputs, results, validate_text(inputs, results))
 
 
 def _example() -> dict[str, Planned]:
@@ -233,11 +264,23 @@ def _routing(settings: RoutingSettings, runs: list[RoutingRun]) -> Planned:
 
 
 PARTS = {
-    "capacity": Part(CapacitySettings, "servers for a load, and what limits them", _plan_capacity),
-    "batching": Part(BatchingSettings, "static against continuous batching", _plan_batching),
-    "admission": Part(
-        AdmissionSettings, "sequences in a KV cache: contexts reserved, or blocks", _plan_admission
+    "capacity": Part(
+        _flags_of(CapacitySettings), "servers for a load, and what limits them", _plan_capacity
     ),
-    "routing": Part(RoutingSettings, "prefill that routing policies save", _plan_routing),
+    "batching": Part(
+        _flags_of(BatchingSettings), "static against continuous batching", _plan_batching
+    ),
+    "admission": Part(
+        _flags_of(AdmissionSettings),
+        "sequences in a KV cache: contexts reserved, or blocks",
+        _plan_admission,
+    ),
+    "routing": Part(_add_routing_flags, "prefill that routing policies save", _plan_routing),
+    "steptime": Part(
+        add_steptime_flags, "the step-time model against published measurements", _plan_steptime
+    ),
+    "validate": Part(
+        add_validate_flags, "the engine core against recorded runs of vLLM", _plan_validate
+    ),
 }
-"""The parts that take figures, by name."""
+"""The parts but for the example, by name."""

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from contract.hardware import GPUS, MODELS, HardwareError, Precision, find_gpu, find_model
+from contract.hardware import (
+    GPUS,
+    MODELS,
+    GpuSpec,
+    HardwareError,
+    Precision,
+    find_gpu,
+    find_model,
+)
 from contract.hf_config import model_from_hf_config
 
 # Stated by the model's own safetensors index, as its page on Hugging Face shows it.
@@ -92,6 +100,15 @@ def test_a_mixture_uses_few_of_its_parameters_and_reads_all_of_them() -> None:
     assert model.read_parameters == model.parameters - embedding
 
 
+def test_what_a_mixture_reads_is_its_experts_and_the_rest() -> None:
+    model = find_model("qwen3-30b-a3b")
+
+    # 48 layers of 128 experts, each with gate, up and down of 2,048 x 768.
+    assert model.expert_parameters == 48 * 128 * 3 * 2_048 * 768
+    assert model.always_read_parameters + model.expert_parameters == model.read_parameters
+    assert find_model("llama-3.1-8b").expert_parameters == 0
+
+
 def test_a_dense_model_reads_all_but_the_input_embedding() -> None:
     model = find_model("llama-3.1-70b")
 
@@ -125,9 +142,23 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 
 
 def test_fp8_weights_run_at_bf16_speed_on_a_gpu_without_fp8_units() -> None:
-    assert find_gpu("a100-80").flops_per_s(Precision.FP8) == 312e12
-    assert find_gpu("h100").flops_per_s(Precision.FP8) == 1_979e12
-    assert find_gpu("h100").flops_per_s(Precision.BF16) == 989e12
+    a100, h100 = find_gpu("a100-80"), find_gpu("h100")
+
+    assert a100.matmul_flops_per_s(Precision.FP8) == 312e12 * 0.869
+    assert h100.matmul_flops_per_s(Precision.FP8) == 1_979e12 * 0.709
+    assert h100.matmul_flops_per_s(Precision.BF16) == 989e12 * 0.803
+
+
+def test_all_reduces_get_a_part_of_a_link_and_a_small_one_without_nvlink() -> None:
+    assert find_gpu("h100").allreduce_bytes_per_s == pytest.approx(315e9)  # 0.7 of 450
+    assert find_gpu("rtx pro 6000").allreduce_bytes_per_s == 16e9  # 0.25 of 64
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_every_share_of_a_gpu_is_a_share(gpu: GpuSpec) -> None:
+    assert 0 < gpu.bf16_matmul_share <= 1
+    assert 0 < gpu.fp8_matmul_share <= 1
+    assert 0 < gpu.link_share <= 1
 
 
 def test_the_config_of_a_catalogued_llama_gives_the_same_model() -> None:

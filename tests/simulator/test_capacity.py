@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from contract.hardware import GPUS, MODELS, Precision, find_gpu, find_model
 from contract.options import SettingError
+from replicas.core.step_time import VLLM
 from simulator.capacity import CapacityPlan, CapacitySettings, Node, node_of, plan_capacity
 from simulator.example import CAPACITY, NODE
 
@@ -76,12 +77,17 @@ def test_a_step_that_is_not_given_comes_from_the_step_time_model_with_its_error(
 
     # 10 decodes behind 10,025 tokens in the mean, and a fifth of a prompt: 5,000 tokens behind
     # 5,000 cached ones.
-    params = 8_030_261_248 - 128_256 * 4_096
-    weights_us = params * 2 / (0.8 * 3.35e6)
-    context_us = (10 * 10_025 + 0.2 * 5_000) * 131_072 / (0.8 * 3.35e6)
-    linear_us = 2 * params * (10 + 0.2 * 5_000) / (0.6 * 989e6)
-    attention_us = 4 * 32 * 4_096 * (0.2 * 5_000 * 7_500) / (0.6 * 989e6)
-    by_hand = 2_000 + weights_us + context_us + linear_us + attention_us
+    read_params = 8_030_261_248 - 128_256 * 4_096
+    matrix_params = read_params - 128_256 * 4_096  # the head meets sampled tokens only
+    weights_us = read_params * 2 / 3.35e6
+    context_us = (10 * 10_025 + 0.2 * 5_000) * 131_072 / 3.35e6
+    linear_us = 2 * matrix_params * (0.2 * 5_000) / (0.803 * 989e6)
+    attention_us = 4 * 32 * 32 * 128 * (0.2 * 5_000 * 7_500) / (0.803 * 989e6)
+    by_hand = (
+        (weights_us + context_us) / VLLM.memory_efficiency
+        + (linear_us + attention_us) / VLLM.compute_efficiency
+        + 32 * (VLLM.layer_us + 10 * VLLM.layer_sequence_us)
+    )
     assert plan.step_us == pytest.approx(by_hand, abs=1)
     assert "replicas.core.step_time" in plan.step_source
     nodes = plan.output_tokens_per_s / plan.node_output_tokens_per_s
@@ -96,6 +102,26 @@ def test_a_catalogued_70b_on_four_h100_holds_what_vllm_reports_for_it() -> None:
     plan = plan_capacity(node_of(find_model(settings.model), find_gpu("h100"), settings), settings)
 
     assert plan.kv_tokens == pytest.approx(461_376, rel=0.03)
+
+
+def test_a_catalogued_qwen_on_two_h100_holds_what_vllm_reports_for_it() -> None:
+    """llm-d's benchmark of Qwen3-32B, TP2 on H100, logs 307,328 KV tokens per replica."""
+    settings = CapacitySettings(model="qwen3-32b", gpus=2, memory_share=0.92, batch=64)
+
+    plan = plan_capacity(node_of(find_model(settings.model), find_gpu("h100"), settings), settings)
+
+    assert plan.kv_tokens == pytest.approx(307_328, rel=0.03)
+
+
+def test_a_mixture_keeps_all_its_experts_and_few_bytes_per_token() -> None:
+    settings = CapacitySettings(model="qwen3-30b-a3b", gpus=1)
+    gpu = find_gpu("rtx pro 6000 server")
+
+    plan = plan_capacity(node_of(find_model(settings.model), gpu, settings), settings)
+
+    assert plan.weight_bytes == 2 * 30_532_122_624
+    assert plan.kv_bytes_per_token == 2 * 48 * 4 * 128 * 2
+    assert plan.kv_tokens == int((96e9 * 0.9 - plan.weight_bytes) / 98_304)
 
 
 def test_hits_leave_the_output_to_be_decoded_as_before() -> None:
