@@ -1,14 +1,23 @@
 """The engine of one replica, as its driver sees it: the live worker or the simulator.
 
-A driver repeats: plan = plan_step(now_us), let step_time_us(plan) pass, complete_step(plan,
+The live worker repeats: plan = plan_step(now_us), let step_time_us(plan) pass, complete_step(plan,
 now_us). Sequences may be added and aborted at any moment, also while a step is under way.
+
+A simulator has no time to let pass. It repeats: advance(t), add() and abort() what happens at t.
+The results are those of stepping, to the last block and microsecond, at a small part of the cost:
+a call for each event instead of one for each token.
 """
 
-from dataclasses import dataclass
+from array import array
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from contract.blocks import BlockHash
 from contract.kv_events import KvEvent
-from replicas.core.scheduler import Sample, Scheduler, StepOutput, StepPlan
+from replicas.core.leaping import LeapingScheduler
+from replicas.core.sampling import Extend, Sample, one_by_one
+from replicas.core.scheduler import StepOutput, StepPlan
 from replicas.core.scheduler_config import SchedulerConfig
 from replicas.core.sequence import Sequence
 from replicas.core.step_time import StepTime
@@ -40,15 +49,44 @@ class EngineStats:
     step_time_us: int | None  # the last step, from its plan to its completion
 
 
-class Engine:
-    """Scheduler, step time and counters in one."""
+@dataclass(slots=True, eq=False)
+class Progress:
+    """What the steps of one advance() did, in order; a sequence carries the times of its life."""
 
-    def __init__(self, config: SchedulerConfig, step_time: StepTime, sample: Sample) -> None:
-        self.scheduler = Scheduler(config)
+    num_steps: int = 0
+    first_tokens: list[Sequence] = field(default_factory=list)  # those that got theirs
+    finished: list[Sequence] = field(default_factory=list)
+
+
+class Engine:
+    """Scheduler, step time and counters in one.
+
+    ``sample`` gives each token. advance() asks ``extend`` for many at a time: it must append what
+    as many calls of ``sample`` would give, and nothing may depend on which sequence is asked
+    first. With ``keep_token_times`` every sequence gets its token_times.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        step_time: StepTime,
+        sample: Sample,
+        extend: Extend | None = None,
+        *,
+        keep_token_times: bool = False,
+    ) -> None:
+        extend = extend or one_by_one(sample)
+        self.scheduler = LeapingScheduler(config, sample, extend, keep_token_times)
         self._step_time = step_time
         self._sample = sample
+        self._keep_token_times = keep_token_times
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: StepPlan | None = None
+        self._clock_us = 0  # of advance(): when its next step begins
+        self._ends_us: int | None = None  # when its step under way ends
+        self._held_until_us = 0
+        self._quiet_ends_us: list[int] | None = None  # foreseen; None: not looked yet
+        self._prefilling_tokens = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._prefill_tokens = 0
@@ -67,30 +105,36 @@ class Engine:
         assert sequence.sequence_id not in self._sequences, f"{sequence.sequence_id} is live"
         self.scheduler.add(sequence)
         sequence.arrival_us = now_us
+        if self._keep_token_times:
+            sequence.token_times = array("q")
+        if not self._sequences and self._ends_us is None:
+            self._clock_us = max(now_us, self._held_until_us)
+        self._quiet_ends_us = None
         self._sequences[sequence.sequence_id] = sequence
+        self._prefilling_tokens += sequence.num_prompt_tokens
 
     def abort(self, sequence_id: str, now_us: int) -> Sequence | None:
         """End a sequence in any phase and free its blocks at once. None if it is not live.
 
         In a step under way its tokens are still paid for, but no result of it is given.
         """
-        sequence = self._sequences.pop(sequence_id, None)
+        sequence = self._sequences.get(sequence_id)
         if sequence is not None:
             self.scheduler.abort(sequence)
-            sequence.finished_us = now_us
+            self._quiet_ends_us = None
+            self._end(sequence, now_us)
             self._aborted += 1
         return sequence
 
     def plan_step(self, now_us: int) -> StepPlan | None:
         """Plan the next step, None if no sequence is live. The last plan must be completed."""
         assert self._in_flight is None
+        self._quiet_ends_us = None
+        if self.scheduler.num_decoding:
+            self.scheduler.scatter()
         plan = self._in_flight = self.scheduler.plan_step(now_us)
         if plan is not None:
-            self._preemptions += len(plan.preempted)
-            self._prefill_tokens += plan.load.prefill_tokens
-            for sequence in plan.admitted:
-                self._prompt_tokens += sequence.num_prompt_tokens
-                self._cached_tokens += sequence.num_cached_tokens or 0
+            self._count_planned(plan)
         return plan
 
     def step_time_us(self, plan: StepPlan) -> int:
@@ -100,19 +144,74 @@ class Engine:
     def complete_step(self, plan: StepPlan, now_us: int) -> StepOutput:
         """End the step under way: its new tokens, in the order of the plan, and who finished."""
         assert plan is self._in_flight
+        assert self._ends_us is None
         self._in_flight = None
+        self._clock_us = now_us
         output = self.scheduler.complete_step(plan, self._sample)
-        for sequence in output.new_tokens:
-            if sequence.first_token_us is None:
-                sequence.first_token_us = now_us
-        for sequence in output.finished:
-            sequence.finished_us = now_us
-            del self._sequences[sequence.sequence_id]
+        self._count_completed(output, now_us)
         self._output_tokens += len(output.new_tokens)
-        self._finished += len(output.finished)
         self._steps += 1
         self._last_step_us = now_us - plan.started_us
         return output
+
+    def advance(self, until_us: int) -> Progress:
+        """Take all steps that begin before ``until_us``, and complete those that end by then.
+
+        A step begins when the one before it ends or, in an idle engine, when a sequence comes.
+        What happens at ``until_us`` itself is to be told afterwards: it is in time for the step
+        that begins then. Tokens of live sequences are up to date after settle().
+        """
+        progress = Progress()
+        while True:
+            if self._ends_us is None:
+                if self._clock_us >= until_us or not self._sequences:
+                    break
+                self._leap(until_us, progress)
+                if self._clock_us >= until_us:
+                    break
+                self._begin_step()
+            assert self._ends_us is not None
+            if self._ends_us > until_us:
+                break
+            self._end_step(progress)
+        return progress
+
+    @property
+    def step_ends_us(self) -> int | None:
+        """When the step of advance() ends that is under way; None between steps."""
+        return self._ends_us
+
+    def next_end_us(self) -> int | None:
+        """Return when the step of advance() that is under way, or begins now, ends.
+
+        None in an idle engine. What comes later than this call is late for that step.
+        """
+        if self._ends_us is None and self._sequences:
+            self._begin_step()
+        return self._ends_us
+
+    def quiet_until_us(self) -> int:
+        """Return when the next step of advance() begins that does more than decode.
+
+        That is so unless something comes before. Not while a step is under way.
+        """
+        assert self._ends_us is None
+        ends_us = self._foresee_quiet()
+        return ends_us[-1] if ends_us else self._clock_us
+
+    def hold(self, until_us: int) -> None:
+        """Let advance() begin no step before ``until_us``; the one under way ends.
+
+        Also to be called, with the present moment, when what a step's time depends on has changed.
+        """
+        self._held_until_us = max(self._held_until_us, until_us)
+        self._quiet_ends_us = None
+        if self._ends_us is None:
+            self._clock_us = max(self._clock_us, until_us)
+
+    def settle(self) -> None:
+        """Bring the tokens of live sequences, and their times, up to date after advance()."""
+        self.scheduler.settle()
 
     def drain_events(self) -> list[KvEvent]:
         """Return what happened to the prefix cache since the last call, oldest first."""
@@ -127,13 +226,13 @@ class Engine:
         return self.scheduler.pool.reset()
 
     def stats(self) -> EngineStats:
-        """Count. Costs time in proportion to the number of live sequences."""
+        """Return the counters and the state; costs the same however many sequences are live."""
         scheduler = self.scheduler
         return EngineStats(
             waiting_requests=len(scheduler.waiting),
             running_requests=len(scheduler.running),
             padded_slots=scheduler.padded_slots,
-            waiting_prefill_tokens=self._waiting_prefill_tokens(),
+            waiting_prefill_tokens=self.waiting_prefill_tokens,
             kv_blocks_total=scheduler.pool.num_usable,
             kv_blocks_used=scheduler.pool.num_held,
             prompt_tokens_total=self._prompt_tokens,
@@ -147,10 +246,103 @@ class Engine:
             step_time_us=self._last_step_us,
         )
 
-    def _waiting_prefill_tokens(self) -> int:
+    @property
+    def num_live(self) -> int:
+        """Sequences waiting or running."""
+        return len(self._sequences)
+
+    @property
+    def prefilling_prompt_tokens(self) -> int:
+        """Prompt tokens of the live sequences that have no token yet, computed or not.
+
+        What vLLM compares with its max_num_queued_tokens.
+        """
+        return self._prefilling_tokens
+
+    @property
+    def waiting_prefill_tokens(self) -> int:
+        """See EngineStats."""
         # A preempted sequence computes its output again too, so all its tokens count.
-        waiting = sum(len(each.tokens) - each.num_matched_tokens for each in self.scheduler.waiting)
-        uncomputed = (
-            each.num_prompt_tokens - each.num_computed_tokens for each in self.scheduler.running
-        )
-        return waiting + sum(tokens for tokens in uncomputed if tokens > 0)
+        tokens = self.scheduler.waiting_tokens
+        if self.scheduler.running:
+            last = self.scheduler.running[-1]  # no other one lacks any of its prompt
+            tokens += max(0, last.num_prompt_tokens - last.num_computed_tokens)
+        return tokens
+
+    def _begin_step(self) -> None:
+        assert self._in_flight is None
+        self._quiet_ends_us = None
+        plan = self._in_flight = self.scheduler.begin_step(self._clock_us)
+        assert plan is not None
+        self._count_planned(plan)
+        self._ends_us = self._clock_us + self.step_time_us(plan)
+
+    def _end_step(self, progress: Progress) -> None:
+        plan, now_us = self._in_flight, self._ends_us
+        assert plan is not None
+        assert now_us is not None
+        self._in_flight = self._ends_us = None
+        self._clock_us = max(now_us, self._held_until_us)
+        self._output_tokens += self.scheduler.num_decoding
+        output = self.scheduler.end_step(plan, now_us)
+        self._output_tokens += len(output.new_tokens)
+        self._steps += 1
+        self._last_step_us = now_us - plan.started_us
+        progress.num_steps += 1
+        progress.first_tokens += self._count_completed(output, now_us)
+        progress.finished += output.finished
+
+    def _leap(self, until_us: int, progress: Progress) -> None:
+        """Take the quiet steps that end by ``until_us``, all at once."""
+        scheduler, foreseen_us = self.scheduler, self._foresee_quiet()
+        num_steps = bisect_right(foreseen_us, until_us)
+        if not num_steps:
+            return
+        ends_us = foreseen_us[:num_steps]
+        del foreseen_us[:num_steps]
+        scheduler.leap(ends_us)
+        before_us = ends_us[-2] if num_steps > 1 else self._clock_us
+        self._clock_us = ends_us[-1]
+        self._last_step_us = ends_us[-1] - before_us
+        self._steps += num_steps
+        self._output_tokens += num_steps * scheduler.num_decoding
+        progress.num_steps += num_steps
+
+    def _foresee_quiet(self) -> list[int]:
+        """Return the ends of the quiet steps that follow, until something comes between."""
+        if self._quiet_ends_us is None:
+            num_steps = self.scheduler.num_quiet_steps()
+            if not num_steps:
+                return []
+            steps_us = self._step_time.decode_run_us(self.scheduler.quiet_load(0), num_steps)
+            steps_us[0] += self._clock_us
+            self._quiet_ends_us = list(accumulate(steps_us))
+        return self._quiet_ends_us
+
+    def _count_planned(self, plan: StepPlan) -> None:
+        self._preemptions += len(plan.preempted)
+        self._prefill_tokens += plan.load.prefill_tokens
+        for sequence in plan.admitted:
+            self._prompt_tokens += sequence.num_prompt_tokens
+            self._cached_tokens += sequence.num_cached_tokens or 0
+
+    def _count_completed(self, output: StepOutput, now_us: int) -> list[Sequence]:
+        """Note the times of the new tokens and of the ends; return who got a first token."""
+        first_tokens = []
+        for sequence in output.new_tokens:
+            if sequence.first_token_us is None:
+                sequence.first_token_us = now_us
+                self._prefilling_tokens -= sequence.num_prompt_tokens
+                first_tokens.append(sequence)
+            if sequence.token_times is not None:
+                sequence.token_times.append(now_us)
+        for sequence in output.finished:
+            self._end(sequence, now_us)
+        self._finished += len(output.finished)
+        return first_tokens
+
+    def _end(self, sequence: Sequence, now_us: int) -> None:
+        sequence.finished_us = now_us
+        if sequence.first_token_us is None:
+            self._prefilling_tokens -= sequence.num_prompt_tokens
+        del self._sequences[sequence.sequence_id]

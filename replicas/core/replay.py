@@ -1,49 +1,28 @@
 """Replays a recording of vLLM's scheduler and lists where this engine differs from it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from contract.blocks import root_hash
-from replicas.core.engine import Engine
-from replicas.core.scheduler import StepOutput, StepPlan
-from replicas.core.scheduler_config import SchedulerConfig, SchedulingPolicy
-from replicas.core.sequence import Sequence
-from replicas.core.step_time import FixedStepTime
+from replicas.core.leaping import LeapingScheduler
+from replicas.core.recording import RecordedAbort, RecordedRequest, Recording
+from replicas.core.sampling import one_by_one
+from replicas.core.scheduler import NeverFitsError, StepOutput, StepPlan
+from replicas.core.scheduler_config import SchedulingPolicy
+from replicas.core.sequence import Sequence, SequenceStatus
+
+FIELDS = frozenset(
+    {
+        *("step", "scheduled", "new", "more", "resumed", "preempted"),
+        *("finished", "aborted", "free", "running", "waiting"),
+    }
+)
+"""Of a step; what else a recording holds of one is not compared, and is named."""
 
 
-class RecordedRequest(TypedDict):
-    """A request and the step before which it was added; ids are numbers in order of arrival."""
-
-    id: str
-    at_step: int
-    prompt: list[int]
-    max_tokens: int
-    priority: int
-
-
-class RecordedAbort(TypedDict):
-    """The step before which a request was aborted, if it was live."""
-
-    id: str
-    at_step: int
-
-
-class Recording(TypedDict):
-    """One workload and what vLLM did. A step maps each observed field to its value."""
-
-    num_blocks: int
-    block_size: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    policy: str
-    requests: list[RecordedRequest]
-    aborts: list[RecordedAbort]
-    steps: list[Mapping[str, Any]]
-    free_queue_at_end: list[int]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
     """One observed field of one step that is not what was recorded."""
 
@@ -53,49 +32,23 @@ class Difference:
     got: object
 
 
-def replay(recording: Recording) -> list[Difference]:
+@dataclass(slots=True)
+class Replayed:
+    """What came of one replay. No differences means equal: tokens and their order, block ids,
+    hits, victims, both lines, free blocks and, at the end, the order in which they are taken."""
+
+    num_steps: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    fields_ignored: set[str] = field(default_factory=set)
+
+
+def replay(recording: Recording, *, leap: bool = False) -> Replayed:
     """Run the workload of ``recording`` and compare every field of every step.
 
-    Empty means equal: tokens, block ids, hits, victims, both lines, free blocks and their order.
+    With ``leap`` the steps are taken as a simulator takes them: see LeapingScheduler. Raises
+    RecordingError if the recorded limits cannot run.
     """
-    engine = Engine(_config_of(recording), FixedStepTime(1, 1), _recorded_sample)
-    recorded = {int(step["step"]): step for step in recording["steps"]}
-    # A step in which nothing is live is not recorded, but an abort may still come before it.
-    events = [*recording["requests"], *recording["aborts"]]
-    num_steps = 1 + max([*recorded, *(event["at_step"] for event in events)], default=-1)
-    differences: list[Difference] = []
-    for step in range(num_steps):
-        aborted = _apply_arrivals_and_aborts(engine, recording, step)
-        got = _run_step(engine, step)
-        if got and aborted:
-            got["aborted"] = aborted
-        differences += _compare(step, recorded.get(step, {}), got)
-    free_queue = engine.scheduler.pool.free_queue()
-    expected_queue = recording["free_queue_at_end"]
-    return differences + _compare(
-        num_steps, {"free_queue_at_end": expected_queue}, {"free_queue_at_end": free_queue}
-    )
-
-
-def _compare(step: int, expected: Mapping[str, Any], got: Mapping[str, Any]) -> list[Difference]:
-    differences = []
-    for name in [*expected, *(name for name in got if name not in expected)]:
-        wanted, found = expected.get(name), got.get(name)
-        # Two mappings are equal in any order, but the order of placing is part of a plan.
-        same_order = not isinstance(wanted, dict) or list(wanted) == list(found or ())
-        if wanted != found or not same_order:
-            differences.append(Difference(step, name, wanted, found))
-    return differences
-
-
-def _config_of(recording: Recording) -> SchedulerConfig:
-    return SchedulerConfig(
-        num_blocks=recording["num_blocks"],
-        block_size=recording["block_size"],
-        max_num_batched_tokens=recording["max_num_batched_tokens"],
-        max_num_seqs=recording["max_num_seqs"],
-        policy=SchedulingPolicy(recording["policy"]),
-    )
+    return _Replay(recording, leap).run()
 
 
 def _recorded_sample(sequence: Sequence) -> int:
@@ -103,36 +56,155 @@ def _recorded_sample(sequence: Sequence) -> int:
     return 1000 + len(sequence.tokens)
 
 
-def _apply_arrivals_and_aborts(engine: Engine, recording: Recording, step: int) -> list[str]:
-    """Return the ids of the sequences that were live and got aborted."""
-    arrivals = [request for request in recording["requests"] if request["at_step"] == step]
-    for request in sorted(arrivals, key=lambda request: int(request["id"])):
-        sequence = Sequence(
-            request["id"],
-            request["prompt"],
-            request["max_tokens"],
-            root_hash("recorded"),
-            request["priority"],
+class _Replay:
+    def __init__(self, recording: Recording, leap: bool) -> None:
+        self.recording = recording
+        self.scheduler = LeapingScheduler(
+            recording.config(), _recorded_sample, one_by_one(_recorded_sample)
         )
-        engine.add(sequence, now_us=step)
-    aborts = [abort["id"] for abort in recording["aborts"] if abort["at_step"] == step]
-    return [each for each in aborts if engine.abort(each, now_us=step) is not None]
+        self.leap = leap
+        self.result = Replayed()
+        self.sequences: dict[str, Sequence] = {}
+        self.arrivals: dict[int, list[RecordedRequest]] = defaultdict(list)
+        self.aborts: dict[int, list[RecordedAbort]] = defaultdict(list)
+        for request in sorted(recording.requests, key=lambda request: int(request.id)):
+            self.arrivals[request.at_step].append(request)
+        for abort in recording.aborts:
+            self.aborts[abort.at_step].append(abort)
+        self.recorded = {step["step"]: step for step in recording.steps}
+
+    def run(self) -> Replayed:
+        scheduler, last_step = self.scheduler, 0
+        for step in self.steps():
+            last_step = step
+            aborted = self.abort_and_add(step)
+            if not scheduler.running and not scheduler.waiting:
+                self.compare(step, self.recorded.get(step, {}), {})
+                continue
+            seen = self.run_step(step)
+            if aborted:
+                seen["aborted"] = aborted
+            self.compare(step, self.recorded.get(step, {}), seen)
+            self.result.num_steps += 1
+        self.compare(
+            last_step + 1,
+            {
+                "complete": self.recording.complete,
+                "free_queue_at_end": self.recording.free_queue_at_end,
+            },
+            {
+                "complete": not scheduler.running and not scheduler.waiting,
+                "free_queue_at_end": scheduler.pool.free_queue(),
+            },
+        )
+        return self.result
+
+    def steps(self) -> Iterator[int]:
+        """Yield the numbers of all steps in which something is live, comes or was recorded."""
+        # What did not end was cut off by the recorder, and nothing came after that.
+        known = sorted(self.recorded)
+        if self.recording.complete:
+            known = sorted({*self.recorded, *self.arrivals, *self.aborts})
+        step = 0
+        for each in known:
+            while step < each and (self.scheduler.running or self.scheduler.waiting):
+                yield step
+                step += 1
+            step = each + 1
+            yield each
+
+    def abort_and_add(self, step: int) -> list[str]:
+        """Return the ids of the sequences that were live and got aborted."""
+        for request in self.arrivals.get(step, ()):
+            sequence = self.sequences[request.id] = self.sequence_of(request)
+            try:
+                self.scheduler.add(sequence)
+            except NeverFitsError as error:
+                self.result.differences.append(
+                    Difference(step, f"request {request.id}", "accepted", str(error))
+                )
+                sequence.status = SequenceStatus.FINISHED
+        aborted = []
+        for abort in self.aborts.get(step, ()):
+            live = self.sequences.get(abort.id)
+            if live is not None and live.status is not SequenceStatus.FINISHED:
+                self.scheduler.abort(live)
+                aborted.append(abort.id)
+        return aborted
+
+    def sequence_of(self, request: RecordedRequest) -> Sequence:
+        priority = request.priority
+        if self.recording.policy is SchedulingPolicy.PRIORITY:
+            # Ties go by the time of arrival, which the recorder set to the id.
+            ids_max = max(int(each.id) for each in self.recording.requests)
+            priority = priority * (ids_max + 1) + int(request.id)
+        return Sequence(
+            request.id,
+            request.prompt,
+            request.max_tokens,
+            root_hash("recorded", request.adapter or ""),
+            priority,
+            adapter=request.adapter,
+            pooling=request.pooling,
+        )
+
+    def run_step(self, step: int) -> dict[str, Any]:
+        scheduler = self.scheduler
+        if not self.leap:
+            plan = scheduler.plan_step(step)
+            assert plan is not None
+            planned = _describe_plan(plan, [], {})
+            output = scheduler.complete_step(plan, _recorded_sample)
+            return {"step": step} | planned | self.describe_end(output)
+        if scheduler.num_quiet_steps():
+            scheduler.leap([step + 1])
+            chunks = {each.sequence_id: 1 for each in scheduler.running}
+            return _NOTHING | {"step": step, "scheduled": chunks} | self.describe_end(StepOutput())
+        num_blocks = {each: len(each.block_table) for each in scheduler.running}
+        plan = scheduler.begin_step(step)
+        assert plan is not None
+        decoding = [each for each in scheduler.running if scheduler.is_decoding(each)]
+        more = {each: each.block_table[num_blocks[each] :] for each in decoding}
+        planned = _describe_plan(plan, decoding, more)
+        return {"step": step} | planned | self.describe_end(scheduler.end_step(plan, step + 1))
+
+    def describe_end(self, output: StepOutput) -> dict[str, Any]:
+        scheduler = self.scheduler
+        return {
+            "finished": [
+                [each.sequence_id, each.finish_reason and each.finish_reason.value]
+                for each in output.finished
+            ],
+            "free": scheduler.pool.num_free,
+            "running": [each.sequence_id for each in scheduler.running],
+            "waiting": [each.sequence_id for each in scheduler.waiting],
+        }
+
+    def compare(self, step: int, expected: Mapping[str, Any], got: Mapping[str, Any]) -> None:
+        for name in [*expected, *(name for name in got if name not in expected)]:
+            if name not in FIELDS and name not in got:
+                self.result.fields_ignored.add(name)
+                continue
+            wanted, found = expected.get(name), got.get(name)
+            # Two mappings are equal in any order, but the order of placing is part of a plan.
+            same_order = not isinstance(wanted, dict) or list(wanted) == list(found or ())
+            if wanted != found or not same_order:
+                self.result.differences.append(Difference(step, name, wanted, found))
 
 
-def _run_step(engine: Engine, step: int) -> dict[str, Any]:
-    plan = engine.plan_step(now_us=step)
-    if plan is None:
-        return {}
-    placed = _describe_plan(step, plan)
-    output = engine.complete_step(plan, now_us=step + 1)
-    return placed | _describe_end(engine, output)
+_NOTHING: dict[str, Any] = {"new": [], "more": [], "resumed": {}, "preempted": []}
 
 
-def _describe_plan(step: int, plan: StepPlan) -> dict[str, Any]:
-    """Must be read before the step is completed, which frees the blocks of those that end."""
+def _describe_plan(
+    plan: StepPlan, decoding: list[Sequence], more: dict[Sequence, list[int]]
+) -> dict[str, Any]:
+    """Must be read before the step is completed, which frees the blocks of those that end.
+
+    ``decoding`` ones come before all that are in the plan; ``more`` are the blocks they got.
+    """
+    chunks = dict.fromkeys(decoding, 1) | plan.num_tokens
     return {
-        "step": step,
-        "scheduled": {each.sequence_id: chunk for each, chunk in plan.num_tokens.items()},
+        "scheduled": {each.sequence_id: chunk for each, chunk in chunks.items()},
         "new": [
             {
                 "id": each.sequence_id,
@@ -142,24 +214,13 @@ def _describe_plan(step: int, plan: StepPlan) -> dict[str, Any]:
             for each in plan.admitted
         ],
         "more": [
-            {"id": each.sequence_id, "blocks": blocks} for each, blocks in plan.new_blocks.items()
+            {"id": each.sequence_id, "blocks": blocks}
+            for each, blocks in (more | plan.new_blocks).items()
+            if blocks
         ],
         "resumed": {
             each.sequence_id: each.num_computed_tokens - plan.num_tokens[each]
             for each in plan.resumed
         },
         "preempted": sorted(each.sequence_id for each in plan.preempted),
-    }
-
-
-def _describe_end(engine: Engine, output: StepOutput) -> dict[str, Any]:
-    scheduler = engine.scheduler
-    return {
-        "finished": [
-            [each.sequence_id, each.finish_reason and each.finish_reason.value]
-            for each in output.finished
-        ],
-        "free": scheduler.pool.num_free,
-        "running": [each.sequence_id for each in scheduler.running],
-        "waiting": [each.sequence_id for each in scheduler.waiting],
     }

@@ -8,27 +8,32 @@ the real one are replayed in the tests. Its rules:
 2. A running sequence that finds no block preempts the lowest-ranked running one, itself if need
    be. The victim loses its blocks and waits again. After a preemption nothing is admitted.
 3. The head of the waiting line blocks those behind it. It is admitted when all its known tokens
-   would fit, though only the chunk of this step is allocated.
+   would fit, though only the chunk of this step is allocated. Only a sequence whose adapter would
+   be one too many is passed over; it keeps its place.
 4. At least one token is always computed, so a prompt that is cached whole computes its last block
    again.
 5. Blocks are sealed when they are scheduled, so a second identical sequence in the same step hits.
+
+It follows that of the running ones only the last can lack more than one token: it was admitted
+with less than it lacks because the budget was used up, and until it has caught up it uses up each
+following one.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from contract.blocks import BlockHash
 from replicas.core.block_pool import BlockPool
+from replicas.core.sampling import Sample
 from replicas.core.scheduler_config import Admission, Batching, SchedulerConfig, SchedulingPolicy
 from replicas.core.sequence import FinishReason, Sequence, SequenceStatus
 from replicas.core.step_time import StepLoad
 
 RUNNING = SequenceStatus.RUNNING
 rank_of = attrgetter("rank")
-
-Sample = Callable[[Sequence], int]
-"""Gives the next token id of a sequence whose known tokens are all computed."""
+admission_index_of = attrgetter("admission_index")
 
 
 class NeverFitsError(ValueError):
@@ -62,12 +67,15 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = BlockPool(config.num_blocks, config.enable_kv_events)
         self.waiting: list[Sequence] = []  # by rank
         self.running: list[Sequence] = []  # by order of admission
         self.padded_slots = 0  # of members that left a static batch which still runs
+        self.waiting_tokens = 0  # known tokens of the waiting ones, less what they matched
         self._batch_is_open = True  # a static batch takes more members
         self._num_arrivals = 0
+        self._num_admissions = 0
+        self._num_returns = 0  # of victims
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence in the waiting line.
@@ -76,13 +84,11 @@ class Scheduler:
         """
         assert sequence.status is SequenceStatus.WAITING
         self._check_fits(sequence)
-        # Arrival order alone gives first come, first served: the last admitted is the last
-        # arrived, so putting a victim back by rank is putting it at the head of the line.
-        by_priority = self.config.policy is SchedulingPolicy.PRIORITY
-        sequence.rank = (sequence.priority if by_priority else 0, self._num_arrivals)
+        sequence.rank = (sequence.priority if self._by_priority else 0, self._num_arrivals)
         self._num_arrivals += 1
-        sequence.num_matched_tokens = len(self._match(sequence)) * self.config.block_size
-        insort(self.waiting, sequence, key=rank_of)
+        num_matched = self.pool.num_matching(*self._candidates(sequence))
+        sequence.num_matched_tokens = num_matched * self.config.block_size
+        self._enqueue(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """End a waiting or running sequence now. Its part of a step under way is ignored."""
@@ -90,7 +96,7 @@ class Scheduler:
             self.running.remove(sequence)
             self._leave_slots(1)
         else:
-            del self.waiting[bisect_left(self.waiting, sequence.rank, key=rank_of)]
+            self._dequeue(bisect_left(self.waiting, sequence.rank, key=rank_of))
         self._finish(sequence, FinishReason.ABORT)
 
     def plan_step(self, now_us: int) -> StepPlan | None:
@@ -99,24 +105,27 @@ class Scheduler:
             return None
         plan = StepPlan(now_us, self.config.max_num_batched_tokens)
         self._place_running(plan)
-        # Without this, a victim would take back its blocks in the step that preempted it.
-        if not plan.preempted and (self._batch_is_open or not self.running):
-            self._admit_waiting(plan)
-        if self.config.batching is Batching.STATIC:
-            # Only the token budget lets a batch fill over several steps; slots, blocks or an
-            # empty line close it until its longest member has ended.
-            self._batch_is_open = plan.budget_left == 0
-        self._advance(plan)
+        self._admit(plan)
+        plan.load = self._advance(plan.num_tokens)
         return plan
 
     def complete_step(self, plan: StepPlan, sample: Sample) -> StepOutput:
         """Take one token of each sequence whose known tokens are all computed."""
         output = StepOutput()
+        self._sample(plan, sample, output)
+        self._drop_finished(output)
+        return output
+
+    def _sample(self, plan: StepPlan, sample: Sample, output: StepOutput) -> None:
         new_tokens = output.new_tokens
         for sequence in plan.num_tokens:
             tokens = sequence.tokens
             # An aborted one is finished; one that lacks tokens has computed a chunk of its prompt.
             if sequence.status is not RUNNING or sequence.num_computed_tokens < len(tokens):
+                continue
+            if sequence.pooling:
+                self._finish(sequence, FinishReason.STOP)
+                output.finished.append(sequence)
                 continue
             token = new_tokens[sequence] = sample(sequence)
             tokens.append(token)
@@ -127,10 +136,13 @@ class Scheduler:
             else:
                 continue
             output.finished.append(sequence)
+
+    def _drop_finished(self, output: StepOutput) -> None:
+        for sequence in output.finished:
+            index = bisect_left(self.running, sequence.admission_index, key=admission_index_of)
+            del self.running[index]
         if output.finished:
-            self.running = [each for each in self.running if each.status is RUNNING]
             self._leave_slots(len(output.finished))
-        return output
 
     def check(self) -> None:
         """Assert the pool's partition, and that sequences hold what the pool believes."""
@@ -142,6 +154,13 @@ class Scheduler:
             assert each.num_sealed_blocks == each.num_computed_tokens == 0
         assert len(self.running) + self.padded_slots <= self.config.max_num_seqs
         assert self.waiting == sorted(self.waiting, key=rank_of)
+        assert self.waiting_tokens == sum(
+            len(each.tokens) - each.num_matched_tokens for each in self.waiting
+        )
+
+    @property
+    def _by_priority(self) -> bool:
+        return self.config.policy is SchedulingPolicy.PRIORITY
 
     def _check_fits(self, sequence: Sequence) -> None:
         config = self.config
@@ -160,28 +179,33 @@ class Scheduler:
             )
 
     def _place_running(self, plan: StepPlan) -> None:
-        block_size = self.config.block_size
         num_tokens, running = plan.num_tokens, self.running
         # All before this one are in the plan, also after a preemption has removed some of them.
         while plan.budget_left and len(num_tokens) < len(running):
-            sequence = running[len(num_tokens)]
-            computed = sequence.num_computed_tokens
-            chunk = len(sequence.tokens) - computed
-            if chunk > plan.budget_left:
-                chunk = plan.budget_left
-            end = computed + chunk
-            if end > len(sequence.block_table) * block_size and not self._grow(plan, sequence, end):
+            if not self._place(plan, running[len(num_tokens)]):
                 break
-            num_tokens[sequence] = chunk
-            plan.budget_left -= chunk
-            if end >= (sequence.num_sealed_blocks + 1) * block_size:
-                self._seal(sequence, end)
+
+    def _place(self, plan: StepPlan, sequence: Sequence) -> bool:
+        """Put a running sequence into the plan; False if it became the victim."""
+        block_size = self.config.block_size
+        computed = sequence.num_computed_tokens
+        chunk = len(sequence.tokens) - computed
+        if chunk > plan.budget_left:
+            chunk = plan.budget_left
+        end = computed + chunk
+        if end > len(sequence.block_table) * block_size and not self._grow(plan, sequence, end):
+            return False
+        plan.num_tokens[sequence] = chunk
+        plan.budget_left -= chunk
+        if end >= (sequence.num_sealed_blocks + 1) * block_size:
+            self._seal(sequence, end)
+        return True
 
     def _grow(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> bool:
         """Give a running sequence room for ``num_tokens``; False if it became the victim."""
         num_missing = self.config.blocks_for(num_tokens) - len(sequence.block_table)
         while num_missing > self.pool.num_free:
-            victim = max(self.running, key=rank_of)
+            victim = max(self.running, key=rank_of) if self._by_priority else self.running[-1]
             self._preempt(plan, victim)
             if victim is sequence:
                 return False
@@ -203,29 +227,68 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.num_matched_tokens = 0
         victim.num_preemptions += 1
-        insort(self.waiting, victim, key=rank_of)
+        if not self._by_priority:
+            # To the very head of the line. By its arrival it could stand behind a sequence that
+            # was passed over for its adapter.
+            self._num_returns += 1
+            victim.rank = (0, -self._num_returns)
+        self._enqueue(victim)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=rank_of)
+        self.waiting_tokens += len(sequence.tokens) - sequence.num_matched_tokens
+
+    def _dequeue(self, index: int) -> None:
+        sequence = self.waiting.pop(index)
+        self.waiting_tokens -= len(sequence.tokens) - sequence.num_matched_tokens
+
+    def _admit(self, plan: StepPlan) -> None:
+        """Fill the step with waiting sequences, if it may take any."""
+        # Without this, a victim would take back its blocks in the step that preempted it.
+        if not plan.preempted and (self._batch_is_open or not self.running):
+            self._admit_waiting(plan)
+        if self.config.batching is Batching.STATIC:
+            # Only the token budget lets a batch fill over several steps; slots, blocks or an
+            # empty line close it until its longest member has ended.
+            self._batch_is_open = plan.budget_left == 0
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         slots_left = self.config.max_num_seqs - len(self.running) - self.padded_slots
-        while self.waiting and plan.budget_left and slots_left:
-            if not self._admit(plan, self.waiting[0]):
+        max_loras = self.config.max_loras
+        adapters: set[str | None] = set()
+        if max_loras is not None:
+            adapters = {None, *(each.adapter for each in self.running)}
+        index = 0  # of the first that was not passed over
+        while index < len(self.waiting) and plan.budget_left and slots_left:
+            sequence = self.waiting[index]
+            # ``adapters`` always holds None, the model itself, which is no adapter.
+            if max_loras is not None and sequence.adapter not in adapters:
+                if len(adapters) > max_loras:
+                    index += 1
+                    continue
+                adapters.add(sequence.adapter)
+            if not self._admit_one(plan, sequence):
                 break
-            del self.waiting[0]
+            self._dequeue(index)
             slots_left -= 1
 
-    def _admit(self, plan: StepPlan, sequence: Sequence) -> bool:
+    def _admit_one(self, plan: StepPlan, sequence: Sequence) -> bool:
         config, pool = self.config, self.pool
-        hits = self._match(sequence)
+        hits = self.pool.match(*self._candidates(sequence))
         known = len(sequence.tokens)
         reserving = config.admission is Admission.RESERVE
         num_reserved = config.blocks_for(config.max_model_len if reserving else known)
         # A hit that nobody holds is in the queue of free blocks, so sharing it takes one.
-        if num_reserved - len(hits) + pool.num_unheld(hits) > pool.num_free:
+        if (
+            num_reserved > pool.num_free
+            and num_reserved - len(hits) + pool.num_unheld(hits) > pool.num_free
+        ):
             return False
         cached = len(hits) * config.block_size
         chunk = min(known - cached, plan.budget_left)
         num_blocks = num_reserved if reserving else config.blocks_for(cached + chunk)
-        pool.share(hits)  # before anything is evicted
+        if hits:
+            sequence.shared_prefix = pool.share(hits)  # before anything is evicted
         sequence.block_table = hits + pool.take(num_blocks - len(hits))
         sequence.num_sealed_blocks = len(hits)
         sequence.num_computed_tokens = cached
@@ -245,14 +308,16 @@ class Scheduler:
             sequence.num_cached_tokens = cached
             sequence.admitted_us = plan.started_us
         sequence.status = RUNNING
+        sequence.admission_index = self._num_admissions
+        self._num_admissions += 1
 
-    def _match(self, sequence: Sequence) -> list[int]:
+    def _candidates(self, sequence: Sequence) -> tuple[list[BlockHash], int]:
+        """Return the hashes to be looked for, and how many blocks at most."""
         if not self.config.enable_prefix_caching:
-            return []
+            return [], 0
         block_size = self.config.block_size
         # One token at least is left to compute: the next token comes out of its computation.
-        num_blocks_max = (len(sequence.tokens) - 1) // block_size
-        return self.pool.match(sequence.block_hashes(block_size), num_blocks_max)
+        return sequence.block_hashes(block_size), (len(sequence.tokens) - 1) // block_size
 
     def _seal(self, sequence: Sequence, num_tokens: int) -> None:
         """Publish the blocks that are full once ``num_tokens`` of the sequence are computed."""
@@ -266,11 +331,16 @@ class Scheduler:
         self.pool.seal(sequence.block_table[first:end], hashes[first:end], parent)
         sequence.num_sealed_blocks = end
 
-    def _advance(self, plan: StepPlan) -> None:
-        """Count the plan's tokens as computed, and sum up what they cost."""
-        prefill = prefill_context = decode = decode_context = 0
+    def _advance(
+        self, num_tokens: Mapping[Sequence, int], decode: int = 0, decode_context: int = 0
+    ) -> StepLoad:
+        """Count these tokens as computed; return what they cost, the only maker of a StepLoad.
+
+        ``decode`` more sequences, which are not given, decode behind ``decode_context`` tokens.
+        """
+        prefill = prefill_context = 0
         pairs = 0.0
-        for sequence, chunk in plan.num_tokens.items():
+        for sequence, chunk in num_tokens.items():
             context = sequence.num_computed_tokens
             sequence.num_computed_tokens = context + chunk
             if chunk == 1 and context >= sequence.num_prompt_tokens:
@@ -280,9 +350,7 @@ class Scheduler:
                 prefill += chunk
                 prefill_context += context
                 pairs += chunk * (context + chunk / 2)
-        plan.load = StepLoad(
-            prefill, prefill_context, pairs, decode, decode_context, self.padded_slots
-        )
+        return StepLoad(prefill, prefill_context, pairs, decode, decode_context, self.padded_slots)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._release(sequence)
@@ -290,7 +358,8 @@ class Scheduler:
         sequence.finish_reason = reason
 
     def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.block_table)
+        self.pool.release(sequence.block_table, sequence.shared_prefix)
+        sequence.shared_prefix = None
         sequence.block_table = []
         sequence.num_sealed_blocks = 0
 

@@ -38,11 +38,15 @@ class SchedulerConfig:
     batching: Batching = Batching.CONTINUOUS
     admission: Admission = Admission.PAGED
     enable_prefix_caching: bool = True
+    enable_kv_events: bool = True  # say what happens to the prefix cache; somebody must drain them
+    max_loras: int | None = None  # distinct adapters that run together; None: any number
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.max_loras is not None and self.max_loras < 1:
+            raise ValueError(f"max_loras is {self.max_loras}, must be at least 1 or None")
         if self.num_blocks < 2:
             raise ValueError(f"num_blocks is {self.num_blocks}, must be at least 2")
         needed = self.blocks_for(self.max_model_len)

@@ -6,6 +6,7 @@ from dataclasses import InitVar, dataclass, field
 from enum import Enum
 
 from contract.blocks import BlockHash, chain_tokens
+from replicas.core.block_pool import SharedPrefix
 
 
 class SequenceStatus(Enum):
@@ -31,6 +32,8 @@ class Sequence:
 
     ``root`` seeds its chain of block hashes (contract.blocks.root_hash), so sequences of other
     adapters, salts or tenants never share blocks with it. A lower ``priority`` is served first.
+    ``adapter`` counts against SchedulerConfig.max_loras. A ``pooling`` sequence (an embedding, a
+    score) ends when its prompt is computed and gets no token, whatever its ``max_tokens``.
     """
 
     sequence_id: str
@@ -39,6 +42,8 @@ class Sequence:
     root: BlockHash
     priority: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    adapter: str | None = None
+    pooling: bool = False
 
     tokens: "array[int]" = field(init=False)  # the prompt, then the output
     num_prompt_tokens: int = field(init=False)
@@ -46,9 +51,11 @@ class Sequence:
     status: SequenceStatus = field(init=False, default=SequenceStatus.WAITING)
     finish_reason: FinishReason | None = field(init=False, default=None)
     rank: tuple[int, int] = field(init=False, default=(0, 0))  # lowest is served first
+    admission_index: int = field(init=False, default=0)  # the running stand in its order
 
     num_computed_tokens: int = field(init=False, default=0)  # after the last planned step
     block_table: list[int] = field(init=False, default_factory=list)
+    shared_prefix: SharedPrefix | None = field(init=False, default=None)  # its first blocks
     num_sealed_blocks: int = field(init=False, default=0)  # the first of the table, with a hash
     num_matched_tokens: int = field(init=False, default=0)  # cached on arrival; may be evicted
     num_cached_tokens: int | None = field(init=False, default=None)  # at first admission
@@ -58,6 +65,7 @@ class Sequence:
     admitted_us: int | None = field(init=False, default=None)  # first admission
     first_token_us: int | None = field(init=False, default=None)
     finished_us: int | None = field(init=False, default=None)
+    token_times: "array[int] | None" = field(init=False, default=None)  # in us, if they are kept
 
     _hashes: list[BlockHash] = field(init=False, default_factory=list)
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from contract.blocks import root_hash
 from replicas.core.engine import Engine
-from replicas.core.scheduler import Sample, StepOutput
+from replicas.core.sampling import Sample
+from replicas.core.scheduler import StepOutput
 from replicas.core.scheduler_config import SchedulerConfig
 from replicas.core.sequence import Sequence
 from replicas.core.step_time import FixedStepTime

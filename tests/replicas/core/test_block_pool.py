@@ -70,12 +70,12 @@ def test_sharing_a_cached_block_takes_it_out_of_the_queue() -> None:
 
 def test_a_shared_block_is_free_when_its_last_holder_releases_it() -> None:
     pool = pool_with_cached(A)
-    pool.share([1])
-    pool.share([1])
+    prefix = pool.share([1])
+    assert pool.share([1]) is prefix
 
-    pool.release([1])
+    pool.release([1], prefix)
     held = pool.num_held
-    pool.release([1])
+    pool.release([1], prefix)
 
     assert (held, pool.num_held) == (1, 0)
     assert pool.free_queue()[-1] == 1
@@ -164,3 +164,29 @@ def test_the_oldest_copy_that_is_left_is_the_one_shared() -> None:
     pool.release([2])
     pool.take(1)
     assert pool.match([A], 1) == [3]
+
+
+def test_prefixes_of_two_lengths_hold_their_common_blocks_apart() -> None:
+    pool = pool_with_cached(A, B, C)
+    long, short = pool.share([1, 2, 3]), pool.share([1, 2])
+
+    pool.release([1, 2, 3], long)
+    pool.check()
+
+    assert pool.num_held == 2
+    assert pool.match([A, B, C], 3) == [1, 2, 3]
+    pool.release([1, 2], short)
+    assert pool.free_queue()[-3:] == [3, 2, 1]
+    assert pool.references_total() == 0
+
+
+def test_a_prefix_gives_back_what_follows_it_before_itself() -> None:
+    pool = pool_with_cached(A, B, num_blocks=6)
+    prefix = pool.share([1, 2])
+    own = pool.take(2)
+    pool.seal(own[:1], [C], B)
+
+    pool.release([1, 2, *own], prefix)
+
+    assert pool.free_queue() == [own[1], 5, own[0], 2, 1]
+    pool.check()

@@ -175,6 +175,23 @@ def test_events_of_one_sequence_are_one_chain() -> None:
         parent = event.block_hashes[-1]
 
 
+@pytest.mark.parametrize("leap", [False, True])
+def test_without_events_nothing_is_announced_and_the_cache_is_the_same(leap: bool) -> None:
+    silent = drive.engine(replace(CONFIG, enable_kv_events=False))
+    telling = drive.engine(CONFIG)
+    for driven in (silent, telling):
+        for index in range(4):  # the last ones evict the first
+            tokens = range(100 * index, 100 * index + 90)
+            driven.add(drive.sequence(str(index), tokens, 40), now_us=0)
+            if leap:
+                driven.advance(1_000_000)
+            drive.run(driven)
+
+    assert silent.cached_hashes() == telling.cached_hashes() != []
+    assert silent.reset_prefix_cache()
+    assert (silent.drain_events(), len(telling.drain_events()) > 0) == ([], True)
+
+
 def test_counters_add_up_over_two_equal_prompts() -> None:
     driven = drive.engine(CONFIG)
     driven.add(drive.sequence("0", range(100), 2), now_us=0)

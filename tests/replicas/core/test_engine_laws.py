@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from contract.blocks import BlockHash
+from contract.blocks import BlockHash, root_hash
 from contract.kv_events import AllBlocksCleared, BlockStored
 from replicas.core.engine import Engine
 from replicas.core.scheduler import NeverFitsError, StepPlan
@@ -38,6 +38,7 @@ CONFIGS = st.builds(
     policy=st.sampled_from(SchedulingPolicy),
     batching=st.sampled_from(Batching),
     enable_prefix_caching=st.sampled_from([True, True, True, False]),
+    max_loras=st.sampled_from([None, None, 1, 2]),
 ) | st.builds(
     SchedulerConfig,
     num_blocks=st.integers(11, 25),
@@ -63,6 +64,8 @@ class AnyTraffic(RuleBasedStateMachine):
         self.admitted: list[int] = []  # in order of admission, by order of arrival
         self.contents: dict[int, list[int]] = {}  # block: the prefix up to its last written token
         self.mirror: set[BlockHash] = set()
+        self.parents: dict[BlockHash, BlockHash | None] = {}
+        self.num_steps: Counter[Sequence] = Counter()  # in which a sequence had a part
 
     @initialize(config=CONFIGS)
     def start(self, config: SchedulerConfig) -> None:
@@ -70,9 +73,30 @@ class AnyTraffic(RuleBasedStateMachine):
         # Two tokens only: outputs must collide too, so that generated blocks are shared.
         self.engine = drive.engine(config, lambda each: 7 + len(each.tokens) % 2)
 
-    @rule(prompt=PROMPTS, max_tokens=st.integers(1, 8), priority=st.integers(0, 2))
-    def add(self, prompt: list[int], max_tokens: int, priority: int) -> None:
-        sequence = drive.sequence(str(self.num_added), prompt, max_tokens, priority)
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 8),
+        priority=st.integers(0, 2),
+        adapter=st.sampled_from([None, None, "a", "b", "c"]),
+        pooling=st.sampled_from([False, False, False, True]),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int,
+        adapter: str | None,
+        pooling: bool,
+    ) -> None:
+        sequence = Sequence(
+            str(self.num_added),
+            prompt,
+            max_tokens,
+            root_hash("model", adapter or ""),
+            priority,
+            adapter=adapter,
+            pooling=pooling,
+        )
         length = len(prompt) + max_tokens
         num_blocks = (length - 1 + BLOCK_SIZE - 1) // BLOCK_SIZE
         fits = length <= self.config.max_model_len and num_blocks < self.config.num_blocks
@@ -103,6 +127,7 @@ class AnyTraffic(RuleBasedStateMachine):
             sequence
             for sequence in self.plan.num_tokens
             if sequence.sequence_id in self.live
+            and not sequence.pooling
             and sequence.num_computed_tokens == len(sequence.tokens)
         ]
 
@@ -111,7 +136,8 @@ class AnyTraffic(RuleBasedStateMachine):
         self.plan = None
         assert list(output.new_tokens) == due
         for sequence in output.finished:
-            assert sequence.num_output_tokens == sequence.max_tokens
+            assert sequence.num_output_tokens == (not sequence.pooling) * sequence.max_tokens
+            assert sequence.num_computed_tokens >= sequence.num_prompt_tokens
             self.end(sequence)
 
     @precondition(lambda self: self.live)
@@ -148,10 +174,42 @@ class AnyTraffic(RuleBasedStateMachine):
             elif isinstance(event, BlockStored):
                 assert self.mirror.isdisjoint(event.block_hashes)
                 self.mirror.update(event.block_hashes)
+                parents = [event.parent_hash, *event.block_hashes]
+                self.parents.update(zip(event.block_hashes, parents, strict=False))
             else:
                 assert self.mirror.issuperset(event.block_hashes)
                 self.mirror.difference_update(event.block_hashes)
         assert self.mirror == set(self.engine.cached_hashes())
+        # Where a block is cached its whole prefix is.
+        assert self.mirror.issuperset(
+            parent for each in self.mirror if (parent := self.parents[each]) is not None
+        )
+
+    @invariant()
+    def every_computed_token_has_a_place_and_the_pool_is_never_overdrawn(self) -> None:
+        stats = self.engine.stats()
+        assert 0 <= stats.kv_blocks_used <= stats.kv_blocks_total
+        for each in self.engine.scheduler.running:
+            assert each.num_computed_tokens <= len(each.block_table) * BLOCK_SIZE
+
+    @invariant()
+    def only_the_last_running_one_lacks_more_than_a_token(self) -> None:
+        for each in self.engine.scheduler.running[:-1]:
+            assert len(each.tokens) - each.num_computed_tokens <= 1
+
+    @invariant()
+    def queued_tokens_are_counted_as_they_come_and_go(self) -> None:
+        live = self.live.values()
+        assert self.engine.num_live == len(live)
+        assert self.engine.prefilling_prompt_tokens == sum(
+            each.num_prompt_tokens for each in live if each.first_token_us is None
+        )
+        assert self.engine.waiting_prefill_tokens == sum(
+            len(each.tokens) - each.num_matched_tokens
+            if each.status is not SequenceStatus.RUNNING
+            else max(0, each.num_prompt_tokens - each.num_computed_tokens)
+            for each in live
+        )
 
     def teardown(self) -> None:
         """Nobody starves: whatever happened before, all that live end, each once."""
@@ -179,14 +237,30 @@ class AnyTraffic(RuleBasedStateMachine):
         assert len(plan.num_tokens) <= self.config.max_num_seqs
         assert all(chunk > 0 for chunk in plan.num_tokens.values())
         self.admitted += [int(sequence.sequence_id) for sequence in plan.admitted]
+        self.note_victims(plan)
+        if self.config.max_loras is not None:
+            adapters = {each.adapter for each in self.engine.scheduler.running} - {None}
+            assert len(adapters) <= self.config.max_loras
         if self.config.policy is SchedulingPolicy.FCFS:
-            assert self.admitted == sorted(self.admitted)
+            assert self.config.max_loras is not None or self.admitted == sorted(self.admitted)
             for sequence, chunk in plan.num_tokens.items():
                 self.compute(sequence, chunk)
             for sequence in plan.num_tokens:
                 self.check_contents(sequence)
         if self.config.admission is Admission.RESERVE:
             assert not plan.preempted
+
+    def note_victims(self, plan: StepPlan) -> None:
+        """Nobody is preempted twice without a step of its own in between, and first come, first
+        served, nobody who stands before all others: so the first always gets on."""
+        for each in plan.preempted:
+            assert each.num_preemptions <= self.num_steps[each]
+            if self.config.policy is SchedulingPolicy.FCFS and plan.num_tokens:
+                first = self.engine.scheduler.running[0]
+                assert each.admission_index > first.admission_index
+        if plan.preempted:
+            assert self.engine.scheduler.running, "the pool holds whoever is alone"
+        self.num_steps.update(plan.num_tokens.keys())
 
     def compute(self, sequence: Sequence, chunk: int) -> None:
         end = sequence.num_computed_tokens
