@@ -97,6 +97,49 @@ class CompletionRequest(CompletionFields, kw_only=True):
     priority: int | None = None
 
 
+class EmbeddingRequest(msgspec.Struct):
+    """What an engine needs of a body of ``/v1/embeddings``."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+
+class TokenizeRequest(msgspec.Struct):
+    """A body of ``/tokenize``: a prompt, or the messages of a chat."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    model: str | None = None
+    tools: msgspec.Raw = _NO_JSON
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """A body of ``/detokenize``."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class LoadAdapterRequest(msgspec.Struct):
+    """A body of ``/v1/load_lora_adapter``."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterRequest(msgspec.Struct):
+    """A body of ``/v1/unload_lora_adapter``."""
+
+    lora_name: str
+
+
 class PromptTokensDetails(msgspec.Struct):
     """The share of the prompt that came out of the engine's prefix cache."""
 
@@ -123,6 +166,11 @@ decode_chat_fields = msgspec.json.Decoder(ChatFields).decode
 decode_completion_fields = msgspec.json.Decoder(CompletionFields).decode
 decode_chat_request = msgspec.json.Decoder(ChatRequest).decode
 decode_completion_request = msgspec.json.Decoder(CompletionRequest).decode
+decode_embedding_request = msgspec.json.Decoder(EmbeddingRequest).decode
+decode_tokenize_request = msgspec.json.Decoder(TokenizeRequest).decode
+decode_detokenize_request = msgspec.json.Decoder(DetokenizeRequest).decode
+decode_load_adapter = msgspec.json.Decoder(LoadAdapterRequest).decode
+decode_unload_adapter = msgspec.json.Decoder(UnloadAdapterRequest).decode
 decode_usage = msgspec.json.Decoder(Usage).decode
 
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
@@ -134,14 +182,15 @@ _HEADERS_MAX = 64  # roles are a handful; a client that invents them must not gr
 assert len(_TOOLS_HEADER) % TOKEN_BYTES == len(_ATTACHMENT_HEADER) % TOKEN_BYTES == 0
 
 
-def render_chat(fields: ChatFields) -> bytes:
+def render_chat(fields: ChatFields, *, ends_in_header: bool = True) -> bytes:
     """Return the prompt of a chat request as padded bytes, ending in the assistant's header."""
     pieces: list[bytes] = []
     if fields.tools:
         _add(pieces, _TOOLS_HEADER, bytes(fields.tools))
     for message in fields.messages:
         _render_message(pieces, message)
-    pieces.append(_header("assistant"))
+    if ends_in_header:
+        pieces.append(_header("assistant"))
     return b"".join(pieces)
 
 
@@ -192,20 +241,24 @@ def render_completion(fields: CompletionFields) -> list[bytes]:
 
     Raises InvalidPromptError for a mixed list, an empty one, or an id outside 0..2**32-1.
     """
-    prompt = fields.prompt
+    return render_prompts(fields.prompt, "prompt")
+
+
+def render_prompts(prompt: str | list[str | int | list[int]], name: str) -> list[bytes]:
+    """Return what render_completion() does, of the field ``name``. Raises InvalidPromptError."""
     if isinstance(prompt, str):
         return [_padded(prompt)]
     if not prompt:
-        raise InvalidPromptError("'prompt' is an empty list; expected at least one prompt")
+        raise InvalidPromptError(f"{name!r} is an empty list; expected at least one prompt")
     if all(isinstance(item, int) for item in prompt):
-        return [_words(prompt)]  # type: ignore[arg-type]  # checked on the line above
+        return [_words(prompt, name)]  # type: ignore[arg-type]  # checked on the line above
     if all(isinstance(item, str) for item in prompt):
         return [_padded(item) for item in prompt]  # type: ignore[arg-type]  # likewise
     if all(isinstance(item, list) for item in prompt):
-        return [_words(item) for item in prompt]  # type: ignore[arg-type]  # likewise
+        return [_words(item, name) for item in prompt]  # type: ignore[arg-type]  # likewise
     raise InvalidPromptError(
-        "'prompt' mixes strings, token ids and lists; expected one string, one list of token ids, "
-        "or a list of either"
+        f"{name!r} mixes strings, token ids and lists; expected one string, one list of token "
+        "ids, or a list of either"
     )
 
 
@@ -214,8 +267,8 @@ def _padded(text: str) -> bytes:
     return data + _PADDING[len(data) % TOKEN_BYTES]
 
 
-def _words(token_ids: list[int]) -> bytes:
+def _words(token_ids: list[int], name: str) -> bytes:
     try:
         return token_bytes(array("I", token_ids))
     except OverflowError as error:
-        raise InvalidPromptError("'prompt' has a token id outside 0..4294967295") from error
+        raise InvalidPromptError(f"{name!r} has a token id outside 0..4294967295") from error

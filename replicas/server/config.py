@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from contract.hardware import Precision
 from contract.options import option
 from replicas.core.scheduler_config import Admission, Batching, SchedulingPolicy
+from replicas.server.faults import read_fault
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,17 @@ class ReplicaConfig:
         Admission.PAGED, "", "reserve holds blocks for max_model_len from the start"
     )
     enable_prefix_caching: bool = option(True, "", "share computed blocks of equal prefixes")
+    data_parallel_size: int = option(
+        1, "engines", "engines behind this API, each with its own blocks and prefix cache"
+    )
+    lora: tuple[str, ...] = option(
+        (), "", "adapters that are loaded from the start; requests name one as their model"
+    )
+    max_loras: int = option(1, "adapters", "most adapters that run together in one step")
+    max_loaded_loras: int = option(128, "adapters", "most adapters loaded at a time")
+    embedding_dimensions: int = option(
+        1_024, "numbers", "length of a vector of /v1/embeddings; a request may ask for fewer"
+    )
 
     host: str = option("127.0.0.1", "", "address to listen on")
     port: int = option(8_000, "TCP port", "port to listen on; 0 takes a free one")
@@ -69,8 +81,11 @@ class ReplicaConfig:
     keepalive_timeout_s: float = option(
         75.0, "s", "an idle connection is kept this long; longer than gateways keep theirs"
     )
-    max_waiting_requests: int = option(
-        4_096, "sequences", "beyond these a request is sent elsewhere with 503, not queued"
+    max_queued_requests: int = option(
+        5_120, "sequences", "with these waiting or running, others are sent elsewhere with 503"
+    )
+    max_queued_tokens: int | None = option(
+        None, "tokens", "with as many prompt tokens before their first token, likewise; none: any"
     )
     max_sequences_per_request: int = option(128, "sequences", "most prompts x n of one request")
     max_stop_strings: int = option(16, "strings", "most stop strings of one request")
@@ -109,18 +124,43 @@ class ReplicaConfig:
     redis_timeout_ms: int = option(1_000, "ms", "a Redis that takes longer counts as away")
     redis_retry_ms: int = option(500, "ms", "time between tries while Redis is away")
 
+    zmq_endpoint: str | None = option(
+        None,
+        "ZeroMQ address",
+        "where KV events are published as by vLLM; bound if it has * or :: or is ipc, else "
+        "connected to; the port plus the rank of each engine",
+    )
+    zmq_replay_endpoint: str | None = option(
+        None, "ZeroMQ address", "where past events can be asked for; always bound"
+    )
+    zmq_topic: str | None = option(
+        None, "", "topic of the events; none makes kv@host:port@model of this replica"
+    )
+    zmq_replay_batches_max: int = option(
+        10_000, "batches", "the last ones, which can be asked for again"
+    )
+    zmq_unsent_batches_max: int = option(
+        100_000, "batches", "a reader that leaves more than this unread loses some"
+    )
+
+    faults: tuple[str, ...] = option(
+        (), "", "faults from the start, each name:parameter=value:...; docs/faults.md lists them"
+    )
+    fault_seed: int = option(0, "", "with the replica id, draws whom a fault with a share strikes")
+
     def __post_init__(self) -> None:
         at_least_one = (
             *("tensor_parallel", "block_size", "max_num_batched_tokens", "max_num_seqs"),
-            *("max_body_bytes", "max_waiting_requests", "max_sequences_per_request"),
+            *("data_parallel_size", "max_loras", "max_loaded_loras", "embedding_dimensions"),
+            *("max_body_bytes", "max_queued_requests", "max_sequences_per_request"),
             *("open_ended_tokens_max", "stream_buffer_max_bytes", "report_interval_ms"),
             *("snapshot_interval_ms", "kv_keys_ttl_ms", "pending_events_max", "redis_timeout_ms"),
-            "redis_retry_ms",
+            *("redis_retry_ms", "zmq_replay_batches_max", "zmq_unsent_batches_max"),
         )
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
-        for name in ("kv_blocks", "max_model_len"):
+        for name in ("kv_blocks", "max_model_len", "max_queued_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1 or none")
         for name in ("fixed_prefill_ms", "fixed_decode_ms"):
@@ -138,8 +178,20 @@ class ReplicaConfig:
             )
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port is {self.port}, must be 0..65535")
+        for fault in self.faults:
+            read_fault(fault)
         if not self.model:
             raise ValueError("model is empty, must be a name")
+        twice = {*self.lora} & {self.model, *self.aliases}
+        if twice:
+            raise ValueError(f"lora has {min(twice)!r}, which is a name of the model itself")
+        if len(self.lora) > self.max_loaded_loras:
+            raise ValueError(
+                f"lora has {len(self.lora)} adapters, more than max_loaded_loras "
+                f"{self.max_loaded_loras}"
+            )
+        if self.zmq_replay_endpoint is not None and self.zmq_endpoint is None:
+            raise ValueError("zmq_replay_endpoint needs a zmq_endpoint")
 
     @property
     def has_fixed_steps(self) -> bool:

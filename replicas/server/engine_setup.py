@@ -34,6 +34,7 @@ def engine_settings(config: ReplicaConfig) -> SchedulerConfig:
             batching=config.batching,
             admission=config.admission,
             enable_prefix_caching=config.enable_prefix_caching,
+            max_loras=config.max_loras,
         )
     except ValueError as error:
         raise SettingError(f"[replica]: {error}") from error

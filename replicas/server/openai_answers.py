@@ -70,9 +70,13 @@ class ChoiceChunks:
         """Return the event before the first text: the role of a chat message, or an echo."""
         return self._opening
 
-    def event(self, text: bytes, reason: FinishReason | None) -> bytes:
+    def event(
+        self, text: bytes, reason: FinishReason | None, stop_reason: str | None = None
+    ) -> bytes:
         """Return the event of some text, which needs no JSON escape."""
         end = b"null" if reason is None else b'"%b"' % reason.value.encode()
+        if reason is not None:
+            end += b',"stop_reason":' + _json(stop_reason)
         return b"%b%b%b%b}]}\n\n" % (self._before, text, self._after, end)
 
 
@@ -103,7 +107,7 @@ def usage_of(generations: Sequence[Generation], num_choices: int) -> Usage:
 
 
 def whole_answer(
-    envelope: Envelope, texts: Sequence[str], reasons: Sequence[FinishReason | None], usage: Usage
+    envelope: Envelope, texts: Sequence[str], generations: Sequence[Generation], usage: Usage
 ) -> bytes:
     """Return the body of an answer that is not streamed."""
     chat = envelope.route is Route.CHAT
@@ -112,26 +116,10 @@ def whole_answer(
             "index": index,
             **({"message": {"role": "assistant", "content": text}} if chat else {"text": text}),
             "logprobs": None,
-            "finish_reason": None if reason is None else reason.value,
+            "finish_reason": None if each.finish_reason is None else each.finish_reason.value,
+            "stop_reason": each.stop_reason,
         }
-        for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+        for index, (text, each) in enumerate(zip(texts, generations, strict=True))
     ]
     fields = envelope.fields(_WHOLE[envelope.route])
     return _json(fields | {"choices": choices, "usage": usage})
-
-
-def model_list(names: Sequence[str], created: int, max_model_len: int) -> bytes:
-    """Return the body of ``/v1/models``."""
-    data = [
-        {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "warmroute",
-            "root": names[0],
-            "parent": None,
-            "max_model_len": max_model_len,
-        }
-        for name in names
-    ]
-    return _json({"object": "list", "data": data})

@@ -5,37 +5,36 @@ status of its own for streams too.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
-from contract.blocks import TOKEN_BYTES, root_hash
+from contract.blocks import TOKEN_BYTES
 from contract.failures import Failure
 from contract.openai_api import (
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
     InvalidPromptError,
     decode_chat_request,
     decode_completion_request,
+    decode_embedding_request,
     render_chat,
     render_completion,
+    render_prompts,
 )
 from replicas.core.scheduler_config import SchedulerConfig
 from replicas.server.config import ReplicaConfig
 from replicas.server.generation import Prompt, SamplingRules
+from replicas.server.refusal import RefusedError
+from replicas.server.served_models import ServedModels
+
+T = TypeVar("T")
 
 _FIELD = re.compile(r"`\$\.([^`]+)`|missing required field `([^`]+)`")
-
-
-class RefusedError(Exception):
-    """A request that is answered with ``failure``; ``param`` names the field at fault."""
-
-    def __init__(self, failure: Failure, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.failure = failure
-        self.message = message
-        self.param = param
 
 
 class Route(Enum):
@@ -58,46 +57,118 @@ class Job:
     rules: SamplingRules
     stream: bool
     include_usage: bool
+    model: str  # as the answer names it
 
 
-def read_job(route: Route, body: bytes, config: ReplicaConfig, engine: SchedulerConfig) -> Job:
+@dataclass(frozen=True, slots=True)
+class EmbeddingJob:
+    """What one request for embeddings asks for: a vector of ``dimensions`` for each prompt."""
+
+    prompts: list[Prompt]
+    rules: SamplingRules
+    dimensions: int
+    base64: bool
+    model: str
+
+
+def read_job(
+    route: Route, body: bytes, models: ServedModels, config: ReplicaConfig, engine: SchedulerConfig
+) -> Job:
     """Decode and check a body. Raises RefusedError."""
-    request = _decode(route, body)
-    _check_model(request.model, config)
+    request: ChatRequest | CompletionRequest
+    if route is Route.CHAT:
+        request = decoded(decode_chat_request, body)
+    else:
+        request = decoded(decode_completion_request, body)
+    adapter = models.adapter_of(request.model)
     rendered, echoes = _render(request)
     num_choices = _num_choices(request, len(rendered), config)
-    root = root_hash(config.model, cache_salt=request.cache_salt or "")
     options = request.stream_options
     return Job(
-        prompts=[Prompt(words, root) for words in rendered],
+        prompts=_prompts(rendered, models, adapter, request.cache_salt),
         echoes=echoes,
         num_choices=num_choices,
         rules=_rules(request, max(map(len, rendered)) // TOKEN_BYTES, config, engine),
         stream=bool(request.stream),
         include_usage=options is not None and bool(options.include_usage),
+        model=adapter or models.model,
     )
 
 
-def _decode(route: Route, body: bytes) -> ChatRequest | CompletionRequest:
+def read_embedding_job(
+    body: bytes, models: ServedModels, config: ReplicaConfig, engine: SchedulerConfig
+) -> EmbeddingJob:
+    """Decode and check a body of ``/v1/embeddings``. Raises RefusedError."""
+    request = decoded(decode_embedding_request, body)
+    adapter = models.adapter_of(request.model)
+    rendered = _rendered_input(request)
+    if len(rendered) > config.max_sequences_per_request:
+        message = (
+            f"'input' has {len(rendered)} texts, at most {config.max_sequences_per_request} are "
+            "accepted"
+        )
+        raise RefusedError(Failure.INVALID_REQUEST, message, "input")
+    longest = max(map(len, rendered)) // TOKEN_BYTES
+    # The engine keeps a place in the context for a token, though here none is generated.
+    if longest >= engine.max_model_len:
+        message = (
+            f"'input' has {longest} tokens, which must be fewer than this model's context of "
+            f"{engine.max_model_len}"
+        )
+        raise RefusedError(Failure.CONTEXT_LENGTH, message, "input")
+    return EmbeddingJob(
+        prompts=_prompts(rendered, models, adapter, request.cache_salt),
+        rules=SamplingRules(1, open_ended=False, priority=request.priority or 0, pooling=True),
+        dimensions=_dimensions(request, config),
+        base64=_is_base64(request),
+        model=adapter or models.model,
+    )
+
+
+def _prompts(
+    rendered: list[bytes], models: ServedModels, adapter: str | None, cache_salt: str | None
+) -> list[Prompt]:
+    root = models.root_of(adapter, cache_salt)
+    return [Prompt(words, root, adapter, cache_salt) for words in rendered]
+
+
+def _rendered_input(request: EmbeddingRequest) -> list[bytes]:
     try:
-        if route is Route.CHAT:
-            return decode_chat_request(body)
-        return decode_completion_request(body)
+        rendered = render_prompts(request.input, "input")
+    except InvalidPromptError as error:
+        raise RefusedError(Failure.INVALID_REQUEST, str(error), "input") from error
+    if not all(rendered):
+        raise RefusedError(Failure.INVALID_REQUEST, "'input' has no tokens", "input")
+    return rendered
+
+
+def _dimensions(request: EmbeddingRequest, config: ReplicaConfig) -> int:
+    most = config.embedding_dimensions
+    dimensions = most if request.dimensions is None else request.dimensions
+    if not 1 <= dimensions <= most:
+        message = f"'dimensions' is {dimensions}, must be 1 to {most}"
+        raise RefusedError(Failure.INVALID_REQUEST, message, "dimensions")
+    return dimensions
+
+
+def _is_base64(request: EmbeddingRequest) -> bool:
+    encoding = request.encoding_format or "float"
+    if encoding not in ("float", "base64"):
+        message = f"'encoding_format' is {encoding!r}, must be 'float' or 'base64'"
+        raise RefusedError(Failure.INVALID_REQUEST, message, "encoding_format")
+    return encoding == "base64"
+
+
+def decoded(decode: Callable[[bytes], T], body: bytes) -> T:
+    """Return the decoded body. Raises RefusedError that names the field at fault."""
+    try:
+        return decode(body)
     except msgspec.ValidationError as error:
         field = _FIELD.search(str(error))
         param = (field[1] or field[2]) if field else None
         raise RefusedError(Failure.INVALID_REQUEST, str(error), param) from error
     except msgspec.DecodeError as error:
         raise RefusedError(Failure.INVALID_JSON, f"the body is not JSON: {error}") from error
-
-
-def _check_model(model: str | None, config: ReplicaConfig) -> None:
-    """A request without a model is for the one that there is, as in vLLM."""
-    if model is not None and model != config.model and model not in config.aliases:
-        known = ", ".join([config.model, *config.aliases])
-        raise RefusedError(
-            Failure.MODEL_NOT_FOUND, f"the model {model!r} does not exist; known: {known}", "model"
-        )
 
 
 def _render(request: ChatRequest | CompletionRequest) -> tuple[list[bytes], list[str]]:

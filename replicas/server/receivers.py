@@ -6,7 +6,7 @@ the step loop, and so all other streams, go on.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from replicas.server.generation import Generation
 from replicas.server.metrics import ReplicaMetrics
@@ -28,6 +28,10 @@ class Collector:
             self._num_open -= 1
             if not self._num_open:
                 self.ended.set()
+
+    def when_written(self, act: Callable[[], None]) -> None:
+        """Call ``act`` now: nothing is written before the end."""
+        act()
 
     def texts(self) -> list[str]:
         """Return the text of each choice."""
@@ -52,6 +56,7 @@ class EventStream:
         self._early = b""
         self._transport: asyncio.WriteTransport | None = None
         self._chunked = False
+        self._when_attached: Callable[[], None] = lambda: None
         self.tail = b""  # the last event, for whoever ends the response
         self.begun = asyncio.Event()
         self.ended = asyncio.Event()
@@ -62,7 +67,8 @@ class EventStream:
         if not piece and reason is None:
             return  # held back: it may be the beginning of a stop string
         chunks = self._chunks[generation.index]
-        event = chunks.event(piece, reason)
+        stop_reason = None if reason is None else generation.stop_reason
+        event = chunks.event(piece, reason, stop_reason)
         if generation.index in self._unopened:
             self._unopened.remove(generation.index)
             event = chunks.opening() + event
@@ -84,6 +90,14 @@ class EventStream:
         early, self._early = self._early, b""
         if early:
             self._write(early)
+        self._when_attached()
+
+    def when_written(self, act: Callable[[], None]) -> None:
+        """Call ``act`` once all that was taken is with the transport, now if it is."""
+        if self.begun.is_set() and self._transport is None:
+            self._when_attached = act
+        else:
+            act()
 
     def _write(self, data: bytes) -> None:
         """Write some of the body; cut the client off if it has left too much unread."""

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -17,8 +17,13 @@ from replicas.server.app import Api
 from replicas.server.config import ReplicaConfig
 from replicas.server.driver import Driver
 from replicas.server.engine_setup import engine_settings, prefill_tokens_per_s, step_time_of
-from replicas.server.metrics import ReplicaMetrics
+from replicas.server.fault_injector import FaultInjector
+from replicas.server.fault_reports import ReportFaults
+from replicas.server.faults import read_fault
+from replicas.server.metrics import EngineMetrics, ReplicaMetrics
+from replicas.server.ranks import Ranks
 from replicas.server.reporter import Reporter, ReportSource, connect_redis
+from replicas.server.zmq_events import publishing_as_vllm
 
 WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})
 LISTEN_BACKLOG = 1_024
@@ -26,24 +31,38 @@ LAST_ANSWERS_S = 1.0
 """What is generated has ended or been cut off when the server stops; a scrape may take this."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replica:
     """A running replica."""
 
     config: ReplicaConfig
     replica_id: str
-    incarnation: str
+    incarnation: str  # another one after a restart
     url: str  # where this machine reaches it
     api: Api
-    driver: Driver
+    ranks: Ranks
     metrics: ReplicaMetrics
+    faults: FaultInjector
+    on_restart: Callable[[str], None] = lambda _incarnation: None
+
+    @property
+    def driver(self) -> Driver:
+        """The first engine's; the only one's, unless there are data-parallel ranks."""
+        return self.ranks.drivers[0]
+
+    def restart(self) -> None:
+        """Begin anew in this process: what runs is cut off, caches and counters are empty."""
+        self.api.gate.cut_off()
+        self.ranks.restart()
+        self.incarnation = secrets.token_hex(8)
+        self.on_restart(self.incarnation)
 
     async def drain(self) -> None:
         """Refuse new requests and let running ones end, for at most ``drain_s``."""
-        self.api.drain()
+        self.api.gate.drain()
         try:
             async with asyncio.timeout(self.config.drain_s):
-                await self.api.wait_until_finished()
+                await self.api.gate.wait_until_finished()
         except TimeoutError:
             pass  # what still runs is cut off with its connection
         if self.config.redis_url is not None:
@@ -52,26 +71,26 @@ class Replica:
 
 
 class ReportMaker:
-    """Makes load reports out of the driver's engine."""
+    """Makes load reports out of all engines."""
 
-    def __init__(
-        self, config: ReplicaConfig, step_time: StepTime, driver: Driver, api: Api
-    ) -> None:
+    def __init__(self, config: ReplicaConfig, step_time: StepTime, ranks: Ranks, api: Api) -> None:
         self._config = config
-        self._driver = driver
+        self._ranks = ranks
         self._api = api
-        self._prefill_tokens_per_s = prefill_tokens_per_s(config, step_time)
+        of_one = prefill_tokens_per_s(config, step_time)
+        self._prefill_tokens_per_s = of_one * config.data_parallel_size
 
     def make(self, replica_id: str, incarnation: str, url: str, sequence: int) -> LoadReport:
         """Return the report of this moment."""
-        config, stats = self._config, self._driver.engine.stats()
+        config, stats = self._config, self._ranks.stats()
         return LoadReport(
             replica_id=replica_id,
             url=url,
             model=config.model,
             incarnation=incarnation,
             sequence=sequence,
-            aliases=list(config.aliases),
+            aliases=self._api.models.other_names(),
+            adapters=self._api.models.adapters(),
             # Without prefix caching there is nothing to publish, and nothing to match.
             hash_scheme=HASH_SCHEME if config.enable_prefix_caching else None,
             block_size=config.block_size,
@@ -85,7 +104,7 @@ class ReportMaker:
             prompt_tokens_total=stats.prompt_tokens_total,
             step_time_us=stats.step_time_us,
             prefill_tokens_per_s=self._prefill_tokens_per_s,
-            draining=self._api.draining,
+            draining=self._api.gate.draining,
         )
 
 
@@ -99,22 +118,35 @@ async def running_replica(config: ReplicaConfig) -> AsyncIterator[Replica]:
     engine_config, step_time = engine_settings(config), step_time_of(config)
     metrics = ReplicaMetrics()
     catch_up_us = round(config.catch_up_ms_max * 1_000)
-    driver = Driver(engine_config, step_time, config.speedup, catch_up_us, metrics)
-    api = Api(config, driver, metrics)
-    maker = ReportMaker(config, step_time, driver, api)
+    ranks = Ranks(
+        [
+            Driver(
+                engine_config, step_time, config.speedup, catch_up_us, EngineMetrics(engine_config)
+            )
+            for _ in range(config.data_parallel_size)
+        ]
+    )
+    faults = FaultInjector(metrics, config.fault_seed, config.replica_id or "")
+    for driver in ranks.drivers:
+        driver.disturbance = faults.disturbance
+    api = Api(config, ranks, metrics, faults)
+    maker = ReportMaker(config, step_time, ranks, api)
+    faults.set(map(read_fault, config.faults))
     async with _redis_client(config) as redis, _listening(config, api.app()) as port:
         replica_id = config.replica_id or f"{socket.gethostname()}-{port}"
         incarnation = secrets.token_hex(8)
         url = f"http://{_bracketed(_reachable_host(config.host, '127.0.0.1'))}:{port}"
-        replica = Replica(config, replica_id, incarnation, url, api, driver, metrics)
-        async with asyncio.TaskGroup() as tasks:
-            stepping = tasks.create_task(driver.run())
+        replica = Replica(config, replica_id, incarnation, url, api, ranks, metrics, faults)
+        faults.on_restart = replica.restart
+        async with _publishing(replica, port), asyncio.TaskGroup() as tasks:
+            stepping = tasks.create_task(ranks.run())
             try:
                 async with _reporting(replica, port, maker, redis):
                     yield replica
             finally:
-                api.cut_off()
+                api.gate.cut_off()
                 stepping.cancel()
+                faults.clear()
 
 
 @asynccontextmanager
@@ -146,25 +178,39 @@ async def _redis_client(config: ReplicaConfig) -> AsyncIterator["Redis | None"]:
 
 
 @asynccontextmanager
+async def _publishing(replica: Replica, port: int) -> AsyncIterator[None]:
+    config, ranks, metrics = replica.config, replica.ranks, replica.metrics
+    host = _advertised_host(config)
+    async with publishing_as_vllm(config, host, port, ranks, metrics) as sources:
+        replica.api.status.kv_event_sources = lambda: sources
+        yield
+
+
+@asynccontextmanager
 async def _reporting(
     replica: Replica, port: int, maker: ReportMaker, redis: "Redis | None"
 ) -> AsyncIterator[None]:
-    config, driver = replica.config, replica.driver
+    config, ranks = replica.config, replica.ranks
     if redis is None:
         yield
         return
-    host = _bracketed(_reachable_host(config.host, socket.gethostname()))
-    url = config.advertise_url or f"http://{host}:{port}"
+    url = config.advertise_url or f"http://{_advertised_host(config)}:{port}"
+    faults = ReportFaults(replica.faults)
     source = ReportSource(
-        lambda sequence: maker.make(replica.replica_id, replica.incarnation, url, sequence),
-        driver.engine.drain_events,
-        driver.engine.cached_hashes,
+        lambda sequence: faults.load_report(
+            maker.make(replica.replica_id, replica.incarnation, url, sequence)
+        ),
+        ranks.take_events,
+        ranks.cached_hashes,
+        faults.kv_batches,
     )
     reporter = Reporter(
         config, redis, replica.replica_id, replica.incarnation, source, replica.metrics
     )
-    driver.publish = reporter.add_events
-    replica.api.on_drain = reporter.report_now
+    ranks.publish = reporter.add_events
+    replica.api.gate.on_drain = reporter.report_now
+    replica.on_restart = reporter.begin_again
+    replica.api.adapters.on_change = reporter.report_now
     async with asyncio.TaskGroup() as tasks:
         publishing = tasks.create_task(reporter.run())
         try:
@@ -173,6 +219,10 @@ async def _reporting(
             reporter.stop()
             await asyncio.wait([publishing])
             await reporter.remove()
+
+
+def _advertised_host(config: ReplicaConfig) -> str:
+    return _bracketed(_reachable_host(config.host, socket.gethostname()))
 
 
 def _reachable_host(host: str, if_wildcard: str) -> str:

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from contract.blocks import BlockHash
 from contract.kv_events import KvEvent, KvEventBatch, KvSnapshot, encode_batch, encode_snapshot
 from contract.load_report import LoadReport, encode_report
-from contract.options import SettingError
 from contract.redis_layout import BATCH_FIELD, KV_STREAM_MAX_BATCHES, REPORT_TTL_MS, RedisLayout
+from replicas.redis_client import redis_client
 from replicas.server.config import ReplicaConfig
 from replicas.server.metrics import ReplicaMetrics
 
@@ -35,9 +33,10 @@ log = logging.getLogger(__name__)
 class ReportSource:
     """Where the reporter reads the replica's state; each call is of this very moment."""
 
-    load_report: Callable[[int], LoadReport]  # of the given sequence number
+    load_report: Callable[[int], LoadReport | None]  # of this sequence number; None: say nothing
     take_events: Callable[[], list[KvEvent]]
     cached_hashes: Callable[[], list[BlockHash]]
+    sent_as: Callable[[KvEventBatch], list[KvEventBatch]] = lambda batch: [batch]
 
 
 def connect_redis(config: ReplicaConfig) -> "Redis | None":
@@ -47,20 +46,7 @@ def connect_redis(config: ReplicaConfig) -> "Redis | None":
     """
     if config.redis_url is None:
         return None
-    timeout_s = config.redis_timeout_ms / 1e3
-    try:
-        return Redis.from_url(
-            config.redis_url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            # A hidden reconnect would hide a restart, after which Redis has none of the keys.
-            retry=Retry(NoBackoff(), 0),
-        )
-    except ValueError as error:
-        # Not the library's words: they may quote the URL, and so its password.
-        raise SettingError(
-            "[replica] redis_url cannot be read, expected redis://host:port/0"
-        ) from error
+    return redis_client(config.redis_url, config.redis_timeout_ms, "replica")
 
 
 class Reporter:
@@ -103,6 +89,16 @@ class Reporter:
     def report_now(self) -> None:
         """Send the next load report without waiting for its time."""
         self._report_due_s = 0.0
+        self._wake.set()
+
+    def begin_again(self, incarnation: str) -> None:
+        """Go on as the reporter of a new process would: nothing was sent, all numbers are first."""
+        self._incarnation = incarnation
+        self._pending.clear()
+        self._gap = False
+        self._report_sequence = 0
+        self._batch_sequence = -1
+        self._report_due_s = self._snapshot_due_s = 0.0
         self._wake.set()
 
     async def run(self) -> None:
@@ -195,18 +191,21 @@ class Reporter:
     def _add_batch(self, pipe: Any) -> None:
         self._batch_sequence += 1
         batch = KvEventBatch(self._incarnation, self._batch_sequence, self._pending)
-        pipe.xadd(
-            self._layout.kv_events(self._replica_id),
-            {BATCH_FIELD: encode_batch(batch)},
-            maxlen=KV_STREAM_MAX_BATCHES,
-            approximate=True,
-        )
+        for sent in self._source.sent_as(batch):
+            pipe.xadd(
+                self._layout.kv_events(self._replica_id),
+                {BATCH_FIELD: encode_batch(sent)},
+                maxlen=KV_STREAM_MAX_BATCHES,
+                approximate=True,
+            )
+            self._metrics.event_batches += 1
         self._pending = []
-        self._metrics.event_batches += 1
 
     def _add_report(self, pipe: Any) -> None:
         report = self._source.load_report(self._report_sequence)
         self._report_sequence += 1
+        if report is None:
+            return
         key = self._layout.replica(self._replica_id)
         pipe.set(key, encode_report(report), px=REPORT_TTL_MS)
         pipe.sadd(self._layout.replicas, self._replica_id)

@@ -13,17 +13,27 @@ class StopStrings:
         assert all(stops)
         self._stops = stops
         self._held = b""
-        self.found = False
+        self._found: bytes | None = None
+
+    @property
+    def found(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self._found is not None
+
+    @property
+    def found_string(self) -> str | None:
+        """The stop string that ended the text, None before."""
+        return None if self._found is None else self._found.decode("utf-8", "surrogatepass")
 
     def feed(self, piece: bytes) -> bytes:
         """Return what may be shown now; ``found`` says that the text ends there."""
         assert not self.found
         text = self._held + piece
-        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        starts = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if starts:
-            self.found = True
+            start, self._found = min(starts)
             self._held = b""
-            return text[: min(starts)]
+            return text[:start]
         num_shown = len(text) - self._longest_beginning(text)
         self._held = text[num_shown:]
         return text[:num_shown]

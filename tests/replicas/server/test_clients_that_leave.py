@@ -50,7 +50,8 @@ async def is_at_rest(replica: Replica, num_aborted: int) -> None:
     await until(rest, "rest")
     replica.driver.engine.scheduler.check()
     assert replica.driver.num_live == 0
-    assert stats().aborted_total == replica.metrics.finished[FinishReason.ABORT] == num_aborted
+    counted = replica.driver.metrics.finished[FinishReason.ABORT]
+    assert stats().aborted_total == counted == num_aborted
 
 
 @pytest.mark.parametrize("streaming", [True, False])

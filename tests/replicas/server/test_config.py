@@ -27,6 +27,14 @@ from replicas.server.reporter import connect_redis
         ({"model": ""}, "model"),
         ({"scheduling": "random"}, "fcfs, priority"),
         ({"kvblocks": 3}, "kv_blocks"),
+        ({"data_parallel_size": 0}, "data_parallel_size"),
+        ({"max_queued_requests": 0}, "max_queued_requests"),
+        ({"max_queued_tokens": 0}, "max_queued_tokens"),
+        ({"max_loras": 0}, "max_loras"),
+        ({"model": "m", "lora": "sql,m"}, "'m', which is a name of the model"),
+        ({"aliases": "x", "lora": "x"}, "'x', which is a name of the model"),
+        ({"lora": "a,b,c", "max_loaded_loras": 2}, "3 adapters"),
+        ({"zmq_replay_endpoint": "tcp://*:5558"}, "zmq_endpoint"),
     ],
 )
 def test_a_value_out_of_range_is_named(settings: dict[str, Any], told: str) -> None:

@@ -11,7 +11,7 @@ from replicas.core.step_time import FixedStepTime
 from replicas.server import driver as driver_module
 from replicas.server.driver import Driver
 from replicas.server.generation import Generation, Prompt, SamplingRules
-from replicas.server.metrics import ReplicaMetrics
+from replicas.server.metrics import EngineMetrics
 
 ROOT = root_hash("m")
 
@@ -55,9 +55,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def make(speedup: float = 1.0, catch_up_us_max: int = 50_000) -> tuple[Driver, ReplicaMetrics]:
-    metrics = ReplicaMetrics()
+def make(speedup: float = 1.0, catch_up_us_max: int = 50_000) -> tuple[Driver, EngineMetrics]:
     config = SchedulerConfig(num_blocks=100)
+    metrics = EngineMetrics(config)
     step_time = FixedStepTime(prefill_us=10_000, decode_us=10_000)
     return Driver(config, step_time, speedup, catch_up_us_max, metrics), metrics
 

@@ -74,6 +74,7 @@ async def test_a_chat_answer_has_openais_shape_and_the_expected_text(
         "message": {"role": "assistant", "content": expected_text(prompt, 7)},
         "logprobs": None,
         "finish_reason": "length",
+        "stop_reason": None,
     }
     assert answer["usage"] == {
         "prompt_tokens": len(prompt) // 4,
@@ -260,7 +261,7 @@ async def test_text_ends_before_a_stop_string_that_spans_words(
         seen = last["text"]
 
     assert seen == text[: text.index(stop)]
-    assert last["finish_reason"] == "stop"
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", stop)
     assert used["completion_tokens"] == 12
     assert replica.driver.num_live == 0
 

@@ -199,10 +199,10 @@ def load(replica: Replica) -> tuple[int, int]:
     return stats.running_requests, stats.waiting_requests
 
 
-async def test_a_full_waiting_line_sends_requests_elsewhere(
+async def test_beyond_the_queue_s_length_requests_go_elsewhere(
     start: Start, http: aiohttp.ClientSession
 ) -> None:
-    replica = await start(max_num_seqs=1, max_waiting_requests=1, fixed_prefill_ms=FOREVER_MS)
+    replica = await start(max_num_seqs=1, max_queued_requests=2, fixed_prefill_ms=FOREVER_MS)
     others = []
     for waiting in (0, 1):
         others.append(asyncio.create_task(send(http, replica)))
@@ -216,6 +216,57 @@ async def test_a_full_waiting_line_sends_requests_elsewhere(
 
     assert (response.status, answer["error"]["code"]) == (503, "replica_overloaded")
     assert response.headers["retry-after"] == "1"
+    assert replica.metrics.admission_rejections == {
+        "max_num_queued_reqs": 1,
+        "max_num_queued_tokens": 0,
+    }
+
+
+async def test_each_choice_takes_a_place_in_the_queue(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    replica = await start(max_queued_requests=3)
+
+    status, error = await refusal(http, replica, COMPLETION, PROMPT | {"n": 4})
+    async with http.post(replica.url + COMPLETION, json=PROMPT | {"n": 3}) as response:
+        pass
+
+    assert (status, error["code"]) == (503, "replica_overloaded")
+    assert response.status == 200
+
+
+async def test_a_backlog_of_prompt_tokens_sends_requests_elsewhere(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    """As in vLLM, what counts are whole prompts without a token, before the new one is added."""
+    replica = await start(max_queued_tokens=100, fixed_prefill_ms=FOREVER_MS)
+    others = []
+    for tokens in (60, 60):
+        body = {"prompt": [7] * tokens, "max_tokens": 5}
+        others.append(asyncio.create_task(http.post(replica.url + COMPLETION, json=body)))
+        expected = len(others)
+        await until(lambda: replica.driver.num_live == expected)  # noqa: B023  # awaited here
+
+    status, error = await refusal(http, replica, COMPLETION, {"prompt": [7], "max_tokens": 1})
+    for other in others:
+        other.cancel()
+
+    assert (status, error["code"]) == (503, "replica_overloaded")
+    assert "120 prompt tokens" in error["message"]
+    assert replica.metrics.admission_rejections["max_num_queued_tokens"] == 1
+
+
+async def test_tokens_that_have_been_computed_make_room(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    replica = await start(max_queued_tokens=100, fixed_decode_ms=FOREVER_MS)
+    long = asyncio.create_task(
+        http.post(replica.url + COMPLETION, json={"prompt": [7] * 200, "max_tokens": 5})
+    )
+    await until(lambda: replica.driver.engine.stats().output_tokens_total == 1)
+
+    assert replica.ranks.prefilling_tokens == 0
+    long.cancel()
 
 
 async def test_other_routes_and_methods_are_refused_in_the_same_shape(

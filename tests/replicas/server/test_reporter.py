@@ -93,10 +93,11 @@ class Reader:
         self._incarnation, self._sequence = snapshot.incarnation, snapshot.sequence
 
     async def catches_up(self, replica: Replica) -> bool:
-        """Read until equal to the engine, or the deadline."""
+        """Read until equal to the engines together, or the deadline."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + DEADLINE_S
-        while self.hashes != set(replica.driver.engine.cached_hashes()):
+        engines = [driver.engine for driver in replica.ranks.drivers]
+        while self.hashes != {each for engine in engines for each in engine.cached_hashes()}:
             if loop.time() > deadline:
                 return False
             await asyncio.sleep(0.005)
@@ -213,6 +214,46 @@ async def test_events_rebuild_the_cached_set_exactly(
         assert reader.hashes == set()
     assert set(reader.continuities) == {Continuity.RESTART, Continuity.NEXT}
     assert replica.driver.engine.stats().steps_total > 0
+
+
+async def test_events_of_several_engines_rebuild_their_union(
+    redis_server: RedisServer, start: Start, http: aiohttp.ClientSession
+) -> None:
+    fast = settings(redis_server, snapshot_interval_ms=20)
+    replica = await start(**fast, kv_blocks=40, data_parallel_size=2)
+    async with redis_server.client() as redis:
+        reader = Reader(redis)
+        for index in range(20):
+            await complete(http, replica, f"prompt {index % 5} " * (10 + index), n=1 + index % 3)
+            assert await reader.catches_up(replica)
+
+        shared = {*replica.ranks.drivers[0].engine.cached_hashes()}
+        shared &= {*replica.ranks.drivers[1].engine.cached_hashes()}
+        assert shared, "nothing that both ranks hold"
+        assert replica.ranks.reset_prefix_cache()
+        assert await reader.catches_up(replica)
+        report = await report_where(
+            redis, "prompt_tokens_total", replica.ranks.stats().prompt_tokens_total
+        )
+
+    assert set(reader.continuities) <= {Continuity.RESTART, Continuity.NEXT, Continuity.OLD}
+    assert report.kv_blocks_total == 80
+    assert report.cached_tokens_total == replica.ranks.stats().cached_tokens_total
+
+
+async def test_adapters_are_names_of_the_replica(
+    redis_server: RedisServer, start: Start, http: aiohttp.ClientSession
+) -> None:
+    slow = settings(redis_server, report_interval_ms=3_600_000)
+    replica = await start(**slow, aliases=("other",), lora=("sql",))
+    async with redis_server.client() as redis:
+        await report_where(redis, "aliases", ["other", "sql"])
+
+        body = {"lora_name": "chat", "lora_path": "/x"}
+        async with http.post(f"{replica.url}/v1/load_lora_adapter", json=body) as response:
+            assert response.status == 200
+
+        await report_where(redis, "aliases", ["other", "sql", "chat"])
 
 
 async def test_a_late_reader_gets_the_same_set_from_a_snapshot(
