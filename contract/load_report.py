@@ -15,7 +15,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     ``incarnation`` is new at every start of the process: a restart under the same id is a new
     replica with a cold cache. ``hash_scheme`` is None for a replica that publishes no KV events;
     else its blocks are chains under that scheme over ``block_bytes`` bytes of rendered prompt
-    (or ``block_size`` token ids).
+    (or ``block_size`` token ids). A chain's root names the model, or the adapter that is asked for
+    in its place: ``adapters`` are those of the ``aliases`` that are not names of the model.
     """
 
     replica_id: str
@@ -25,6 +26,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     schema: int = LOAD_REPORT_SCHEMA
     aliases: list[str] = []
+    adapters: list[str] = []
     hash_scheme: str | None = None
     block_size: int | None = None  # tokens
     block_bytes: int | None = None  # bytes of rendered prompt that make one block

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import Metric
 
+from router.core.belief import Freshness
 from router.core.fleet import FleetState, ReplicaStatus
 from router.core.health import BreakerState
 from router.core.reason import Ineligible
@@ -63,6 +64,8 @@ _PER_REPLICA = (
 def _value(status: ReplicaStatus, field: str) -> float | None:
     """Return one gauge of one replica, None where it is unknown: absent, never zero."""
     view, report = status.view, status.report
+    if status.freshness is Freshness.DEAD:
+        report = None  # what it said last is no longer so
     match field:
         case "in_flight_requests":
             return view.own_requests
@@ -73,7 +76,7 @@ def _value(status: ReplicaStatus, field: str) -> float | None:
         case "waiting_requests" | "running_requests":
             return None if report is None else getattr(report, field)
         case "kv_usage_ratio":
-            return view.kv_usage
+            return None if report is None else view.kv_usage
         case "report_age_seconds":
             return None if status.report_age_us is None else status.report_age_us / 1e6
         case "believed_blocks":

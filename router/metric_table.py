@@ -116,15 +116,16 @@ METRICS: tuple[MetricRow, ...] = (
     ),
     MetricRow(
         *("warmroute_replica_waiting_requests", G, _REPLICA, "requests"),
-        "as last reported; absent if it does not say",
+        "as last reported; absent if it does not say, or no longer reports",
     ),
     MetricRow(
         *("warmroute_replica_running_requests", G, _REPLICA, "requests"),
-        "as last reported; absent if it does not say",
+        "as last reported; absent if it does not say, or no longer reports",
     ),
     MetricRow(
         *("warmroute_replica_kv_usage_ratio", G, _REPLICA, "0..1"),
-        "KV blocks held by sequences, as last reported",
+        "KV blocks held by sequences, as last reported; absent if it does not say, or no longer "
+        "reports",
     ),
     MetricRow(
         *("warmroute_replica_report_age_seconds", G, _REPLICA, "s"),
@@ -178,6 +179,10 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow(
         *("warmroute_event_loop_lag_seconds", G, ("statistic",), "s"),
         "how late a timer fires: ewma, and max over the last 10 to 20 s",
+    ),
+    MetricRow(
+        *("warmroute_cpu_seconds_total", C, (), "CPU s"),
+        "of this process; its event loop cannot use more than one core",
     ),
     MetricRow(
         "warmroute_build_info", G, ("version", "policy", "python"), "", "1, with what is running"

@@ -6,6 +6,7 @@ store's loops, the event loop's lag) is read from them at the scrape and counted
 
 import asyncio
 import platform
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -50,8 +51,10 @@ OVERHEAD_BOUNDS_S = (
     *(0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0),
 )
 
-_RETRY_REASONS = frozenset(
-    {failure.kind.code for failure in Failure} | {str(status) for status in RETRYABLE_STATUSES}
+_RETRY_REASONS = (
+    *(failure.kind.code for failure in Failure if failure.kind.retry_elsewhere),
+    *map(str, sorted(RETRYABLE_STATUSES)),
+    OTHER,
 )
 
 
@@ -115,8 +118,9 @@ class RouterMetrics:
         self._overhead = Histogram(OVERHEAD_BOUNDS_S)
         self._decisions: dict[tuple[str, Reason], int] = {}
         self._answers: dict[tuple[str, Outcome], int] = {}
-        self._retries: dict[str, int] = {}
-        self._failures: dict[Failure, int] = {}
+        # These are born at zero: rate() cannot see the first event of a series that is born at one.
+        self._retries = dict.fromkeys(_RETRY_REASONS, 0)
+        self._failures = dict.fromkeys(Failure, 0)
         self._restarts: dict[str, int] = {}
         self._odd_usage = 0
         self._body_bytes = 0
@@ -147,8 +151,7 @@ class RouterMetrics:
 
     def retry(self, reason: str) -> None:
         """Count one more attempt, by the error code or status of the attempt before."""
-        reason = reason if reason in _RETRY_REASONS else OTHER
-        self._retries[reason] = self._retries.get(reason, 0) + 1
+        self._retries[reason if reason in self._retries else OTHER] += 1
 
     def background_restarted(self, task: str) -> None:
         """Count that a background loop failed and begins again."""
@@ -179,7 +182,7 @@ class RouterMetrics:
             if len(self._answers) > REPLICAS_MAX:
                 self._forget_replicas()
         if record.failure is not None and outcome is not Outcome.COMPLETE:
-            self._failures[record.failure] = self._failures.get(record.failure, 0) + 1
+            self._failures[record.failure] += 1
         if record.usage is not None or record.usage_unreadable:
             self._count_usage(record, of_model)
         self._body_bytes += record.body_bytes
@@ -257,6 +260,7 @@ class RouterMetrics:
             yield from store_families(self._sync)
         if self._lag is not None:
             yield from lag_families(self._lag)
+        yield family("warmroute_cpu_seconds_total", [((), time.process_time())])
         policy = "" if self._fleet is None else self._fleet.policy.name
         labels = (_version(), policy, platform.python_version())
         yield family("warmroute_build_info", [(labels, 1)])

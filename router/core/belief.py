@@ -17,7 +17,7 @@ from router.core.config import RoutingConfig, micros
 from router.core.health import Breaker
 from router.core.kv_mirror import KvCursor
 from router.core.reason import Ineligible
-from router.core.view import ReplicaView
+from router.core.view import ChainKey, ReplicaView
 
 IDLE = InFlight(0, 0)
 RETIRED_MAX = 4  # a report is late by seconds, not by several restarts
@@ -28,7 +28,7 @@ class Freshness(Enum):
 
     SILENT = "silent"  # it has never reported: a static replica, judged by its answers alone
     FRESH = "fresh"
-    STALE = "stale"  # no credit for its cache; its last known load stays
+    STALE = "stale"  # no credit for a cache that its events tell of; its last known load stays
     DEAD = "dead"  # no traffic, unless all are dead: then by our own requests alone
 
 
@@ -66,9 +66,26 @@ class Belief:
         return self.report.aliases if self.report else list(self.listed_models)
 
     @property
+    def tells_prefill_speed(self) -> bool:
+        """Whether its reports say how fast it computes prompts."""
+        return self.report is not None and (self.report.prefill_tokens_per_s or 0) > 0
+
+    @property
     def publishes_events(self) -> bool:
         """Whether its own events tell what it caches."""
         return self.report is not None and self.report.hash_scheme is not None
+
+    def chain_key(self, model: str | None) -> ChainKey:
+        """Return how its cache names the blocks of a request for ``model``.
+
+        A replica with events roots its chains by its own name for the model, whatever alias the
+        request has; what is learned is rooted by the request's.
+        """
+        if not self.publishes_events or self.mismatch is not None:
+            return (self.block_bytes, None)
+        report = self.report
+        assert report is not None
+        return (self.block_bytes, model if model in report.adapters else report.model)
 
     @property
     def learned_blocks_max(self) -> int | None:
@@ -115,7 +132,8 @@ class Belief:
         self.view.url = report.url
         self.view.model = report.model
         self.view.kv_usage = report.kv_usage
-        if report.prefill_tokens_per_s is not None and report.prefill_tokens_per_s > 0:
+        if self.tells_prefill_speed:
+            assert report.prefill_tokens_per_s is not None
             self.view.prefill_tokens_per_s = report.prefill_tokens_per_s
         if self.publishes_events and self.mismatch is None:
             assert report.block_bytes is not None
@@ -162,8 +180,14 @@ class Belief:
 
     @property
     def has_cache_credit(self) -> bool:
-        """Whether what the index says of it may count."""
-        return self.freshness in (Freshness.SILENT, Freshness.FRESH)
+        """Whether what the index says of it may count.
+
+        What was learned from our own requests did not come with a report, and an engine that
+        computes a long prompt may be too busy to tell its load for a while.
+        """
+        if self.freshness is Freshness.STALE:
+            return not self.publishes_events
+        return self.freshness is not Freshness.DEAD
 
     def _freshness(self, now_us: int) -> Freshness:
         if self.report is None:

@@ -36,7 +36,10 @@ class RoutingConfig:
         30.0, "s", "how long a dispatched prompt counts as cached before a KV event confirms it"
     )
     report_stale_s: float = option(
-        1.0, "s", "age from which a load report earns no cache credit; ten report intervals"
+        1.0,
+        "s",
+        "age from which a load report earns no credit for a cache known by KV events; ten report "
+        "intervals",
     )
     report_dead_s: float = option(
         3.0, "s", "age from which its replica gets no traffic while others report"

@@ -213,9 +213,9 @@ class FleetState:
         if not request.prompt:
             return matched
         tokens_max = max(0, request.prompt_tokens - 1)
-        for block_bytes, slots in pool.credit.items():
-            blocks = self.index.match(request.chain(block_bytes), slots)
-            tokens_per_block = block_bytes / self._config.bytes_per_token
+        for key, slots in pool.credit.items():
+            blocks = self.index.match(request.chain(key), slots)
+            tokens_per_block = key[0] / self._config.bytes_per_token
             for slot, depth in blocks.items():
                 request.matched_tokens[slot] = min(int(depth * tokens_per_block), tokens_max)
             matched.update(blocks)
@@ -244,7 +244,7 @@ class FleetState:
         if lease.is_probe:
             self._roster.changed()  # the others wait for what the probe says
         if request.prompt:
-            lease.chain = request.chain(belief.block_bytes)
+            lease.chain = request.chain(belief.chain_key(request.model))
             lease.matched_blocks = matched_blocks
             slot, chain = replica.slot, lease.chain
             used_us = self.index.expect(slot, chain, matched_blocks, now_us)

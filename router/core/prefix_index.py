@@ -184,6 +184,10 @@ class PrefixIndex:
         state = self._slots[slot]
         return len(state.confirmed) + len(state.owner)
 
+    def confirmed(self, slot: int) -> frozenset[BlockHash]:
+        """Return the blocks that the replica's own events report, a copy."""
+        return frozenset(self._slots[slot].confirmed)
+
     def check(self) -> None:
         """Assert this file's invariant, the bounds, and the order of the sends."""
         believed: dict[BlockHash, int] = {}

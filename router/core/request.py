@@ -92,13 +92,15 @@ def route_request(
         prompt_tokens=max(1, ceil(num_bytes / config.bytes_per_token)),
         root=root,
         prompt=prompt,
-        prefix_key=_prefix_key(prompt, root, config),
+        cache_salt=fields.cache_salt or "",
+        tenant=tenant,
+        prefix_key=prefix_key(prompt, root, config),
         session_key=session_key,
         stream=fields.stream is True,
     )
 
 
-def _prefix_key(prompt: bytes, root: BlockHash, config: RoutingConfig) -> int | None:
+def prefix_key(prompt: bytes, root: BlockHash, config: RoutingConfig) -> int | None:
     """Return the hash of the first whole blocks; of all, where the prompt fills not even one."""
     if not prompt:
         return None

@@ -16,7 +16,7 @@ from router.core.config import RoutingConfig, micros
 from router.core.kv_mirror import restart
 from router.core.prefix_index import PrefixIndex
 from router.core.reason import Ineligible
-from router.core.view import ReplicaView
+from router.core.view import ChainKey, ReplicaView
 
 _YIELDS_LAST = (None, Ineligible.BACKING_OFF, Ineligible.NOT_REPORTING, Ineligible.EJECTED)
 _OTHER_NAMES = "\0"  # stands for every model name that no replica has given
@@ -27,7 +27,7 @@ class Pool:
     """The replicas that may take a request for one model, as things stand."""
 
     views: list[ReplicaView]
-    credit: dict[int, int]  # block size in bytes -> bit set of the slots whose cache counts
+    credit: dict[ChainKey, int]  # bit set of the slots whose cache counts, by its kind of chain
     excluded: dict[str, Ineligible]  # by replica id: all others
 
 
@@ -165,6 +165,22 @@ class Roster:
                 self.changed()
             if now_us >= self._others_until_us:
                 belief.set_others(IDLE)
+        self._lend_speeds()
+
+    def _lend_speeds(self) -> None:
+        """Take a replica that tells no prefill speed for as fast as the fastest of its model.
+
+        One that looked slower would get no prompts, and so could never find out how fast it is.
+        """
+        fastest: dict[str | None, float] = {}
+        for belief in self:
+            if belief.tells_prefill_speed:
+                view = belief.view
+                fastest[view.model] = max(fastest.get(view.model, 0.0), view.prefill_tokens_per_s)
+        for belief in self:
+            if not belief.tells_prefill_speed:
+                prior = self._config.prefill_tokens_per_s
+                belief.view.prefill_tokens_per_s = fastest.get(belief.view.model, prior)
 
     def _add(self, replica_id: str, url: str, model: str | None, *, is_static: bool) -> Belief:
         slot = heappop(self._free_slots) if self._free_slots else len(self._by_slot)
@@ -219,24 +235,26 @@ class Roster:
         chosen = next((tiers[tier] for tier in _YIELDS_LAST if tier in tiers), [])
         for belief in chosen:
             excluded.pop(belief.view.replica_id, None)
-        return Pool([belief.view for belief in chosen], _credit(chosen), excluded)
+        return Pool([belief.view for belief in chosen], _credit(chosen, key), excluded)
 
 
-def _credit(beliefs: list[Belief]) -> dict[int, int]:
-    """Return whose cache counts, by block size: those with a current report, if any has one.
+def _credit(beliefs: list[Belief], model: str | None) -> dict[ChainKey, int]:
+    """Return whose cache counts, by its chains: those with a current report, if any has one.
 
     Where all reports are old it is the store that went, and what the index knows is as good for
     one replica as for another: to drop it would cool every cache in the fleet at once.
     """
     current = [belief for belief in beliefs if belief.has_cache_credit]
-    credit: dict[int, int] = {}
+    credit: dict[ChainKey, int] = {}
     for belief in current or beliefs:
-        slots = credit.get(belief.block_bytes, 0)
-        credit[belief.block_bytes] = slots | 1 << belief.view.slot
+        key = belief.chain_key(model)
+        credit[key] = credit.get(key, 0) | 1 << belief.view.slot
     return credit
 
 
 def _shape(belief: Belief) -> tuple[object, ...]:
     """Return all of a belief that the pools depend on."""
     view = belief.view
-    return (view.url, view.model, belief.aliases, belief.block_bytes, belief.standing())
+    adapters = belief.report.adapters if belief.report else []
+    names = (view.model, belief.aliases, adapters)
+    return (view.url, names, belief.chain_key(None), belief.standing())

@@ -10,9 +10,15 @@ A belief is the last report plus what was sent since: ``own_*`` is this gateway'
 
 from dataclasses import dataclass, field
 
-from contract.blocks import BlockHash, chain_bytes
+from contract.blocks import BlockHash, chain_bytes, root_hash
 
 NO_ROOT = BlockHash(0)
+
+ChainKey = tuple[int, str | None]
+"""Bytes of a block, and the model's name in the root; None: the name that the request has.
+
+A plain pair, because it is looked up for every decision.
+"""
 
 
 @dataclass(slots=True)
@@ -54,20 +60,26 @@ class RouteRequest:
     request_id: str
     model: str | None
     prompt_tokens: int
-    root: BlockHash = NO_ROOT
+    root: BlockHash = NO_ROOT  # by the name that the request has for its model
     prompt: bytes = b""  # rendered, padded; chains are cut from it
+    cache_salt: str = ""
+    tenant: str = ""
     prefix_key: int | None = None
     session_key: str | None = None
     stream: bool = False
     arrival_index: int = 0
     matched_tokens: dict[int, int] = field(default_factory=dict)  # slot -> tokens; absent is 0
-    chains: dict[int, list[BlockHash]] = field(default_factory=dict)  # block_bytes -> chain
+    chains: dict[ChainKey, list[BlockHash]] = field(default_factory=dict)
 
-    def chain(self, block_bytes: int) -> list[BlockHash]:
-        """Return the prompt's chain in blocks of this size; cut once, then kept."""
-        chain = self.chains.get(block_bytes)
+    def chain(self, key: ChainKey) -> list[BlockHash]:
+        """Return the prompt's chain in such blocks; cut once, then kept."""
+        chain = self.chains.get(key)
         if chain is None:
-            chain = self.chains[block_bytes] = chain_bytes(self.prompt, block_bytes, self.root)
+            block_bytes, name = key
+            root = self.root
+            if name is not None and name != self.model:
+                root = root_hash(name, "", self.cache_salt, self.tenant)
+            chain = self.chains[key] = chain_bytes(self.prompt, block_bytes, root)
         return chain
 
     def uncached_tokens(self, replica: ReplicaView) -> int:

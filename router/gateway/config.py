@@ -63,6 +63,9 @@ class GatewayConfig:
     between_bytes_timeout_s: float = option(
         60.0, "s", "silence within an answer; the engine is then taken for wedged"
     )
+    dns_ttl_s: float = option(
+        5.0, "s", "age of a replica's address from which its name is looked up again"
+    )
     replica_idle_s: float = option(
         4.0, "s", "age of an unused connection to a replica; uvicorn closes its own after 5"
     )

@@ -239,7 +239,7 @@ class Exchange:
         if attempt is self._kept:
             assert attempt.answer is not None
             cause: Failure | int = attempt.answer.status
-            name = f"http_{cause}"
+            name = str(cause)
         else:
             assert self._refusal is not None
             cause = self._refusal.failure

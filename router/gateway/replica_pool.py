@@ -13,6 +13,7 @@ from contract.failures import Failure
 from router.core.config import micros
 from router.gateway.config import GatewayConfig
 from router.gateway.replica_connection import ReplicaConnection
+from router.gateway.resolver import HostAddresses
 
 POOL_UNUSED_US = 60_000_000
 """How long a pool without connections is kept; it is a few hundred bytes."""
@@ -80,6 +81,7 @@ class ReplicaPool:
         self._idle: dict[ReplicaConnection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tls = ssl.create_default_context() if self.address.is_tls else None
+        self._addresses = HostAddresses(self.address.host, config, clock_us)
 
     @property
     def num_idle(self) -> int:
@@ -140,12 +142,29 @@ class ReplicaPool:
             caller.on_connected(connection)
 
     async def _connect(self, connection: ReplicaConnection) -> None:
-        address = self.address
-        transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: connection, address.host, address.port, ssl=self._tls
-        )
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop, address = asyncio.get_running_loop(), self.address
+        refused: OSError | None = None
+        try:
+            for ip in await self._addresses.get():
+                try:
+                    transport, _ = await loop.create_connection(
+                        lambda: connection,
+                        ip,
+                        address.port,
+                        ssl=self._tls,
+                        server_hostname=address.host if self._tls else None,
+                    )
+                except OSError as error:
+                    refused = error
+                    continue
+                sock = transport.get_extra_info("socket")
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return
+        except asyncio.CancelledError:
+            self._addresses.distrust()  # too slow for the time limit, or no longer wanted
+            raise
+        self._addresses.distrust()
+        raise refused or OSError(f"{address.host} has no address")
 
     def sweep(self, now_us: int) -> None:
         """Close connections that have been idle for so long that the replica may close them."""

@@ -100,9 +100,10 @@ def _same_texts(report: LoadReport, before: LoadReport) -> bool:
 def _text_complaint(replica_id: str, report: LoadReport) -> str | None:
     if report.replica_id != replica_id:
         return f"is of {report.replica_id[:TEXT_LENGTH_MAX]!r}"
-    if len(report.aliases) > ALIASES_MAX:
-        return f"has {len(report.aliases)} aliases, expected at most {ALIASES_MAX}"
-    for text in (report.replica_id, report.model, report.incarnation, *report.aliases):
+    names = [*report.aliases, *report.adapters]
+    if len(names) > ALIASES_MAX:
+        return f"has {len(names)} aliases and adapters, expected at most {ALIASES_MAX}"
+    for text in (report.replica_id, report.model, report.incarnation, *names):
         if len(text) > TEXT_LENGTH_MAX:
             return f"has a text of more than {TEXT_LENGTH_MAX} characters"
         if not text.isprintable():
@@ -110,7 +111,7 @@ def _text_complaint(replica_id: str, report: LoadReport) -> str | None:
     return url_complaint(report.url)
 
 
-_TEXTS = ("replica_id", "url", "model", "incarnation", "aliases")
+_TEXTS = ("replica_id", "url", "model", "incarnation", "aliases", "adapters")
 _NUMBERS = (
     *("block_bytes", "block_size", "cached_tokens_total", "kv_blocks_total", "kv_blocks_used"),
     *("prefill_tokens_per_s", "prompt_tokens_total", "running_requests", "sequence"),

@@ -6,6 +6,7 @@ own parser; the fleet behind the gauges is a real one.
 
 import asyncio
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -179,7 +180,7 @@ def test_every_outcome_is_one_request_and_one_duration(
 def test_a_failed_attempt_of_a_completed_request_is_no_failed_request(world: World) -> None:
     world.end(failure=Failure.CONNECT_FAILED, attempts=2)
 
-    assert "warmroute_failures_total" not in world.samples()
+    assert sum(world.samples()["warmroute_failures_total"].values()) == 0
     assert world.value("warmroute_router_overhead_seconds_count") == 0
 
 
@@ -233,6 +234,22 @@ def test_no_text_of_a_request_becomes_a_label(world: World) -> None:
     assert world.value("warmroute_retries_total", reason="other") == 1
 
 
+def test_the_cpu_of_the_process_is_told(world: World) -> None:
+    before = time.process_time()
+
+    told = world.value("warmroute_cpu_seconds_total")
+
+    assert 0 < before <= told <= time.process_time()
+
+
+@pytest.mark.parametrize("name", ["warmroute_failures_total", "warmroute_retries_total"])
+def test_counters_of_errors_are_there_before_the_first_error(world: World, name: str) -> None:
+    counts = world.samples()[name]
+
+    assert set(counts.values()) == {0}
+    assert (("code", "replica_connect_failed"),) in counts or (("reason", "503"),) in counts
+
+
 def test_a_model_that_appears_is_known_within_a_second(world: World) -> None:
     world.end(model="new", ended_us=5_000_000)
     world.fleet.on_report(report("c", model="new"), 0, 0)
@@ -265,6 +282,15 @@ def test_series_of_departed_replicas_go(world: World) -> None:
 
     assert "warmroute_replica_answers_total" not in world.samples()
     assert world.num_series() == before
+
+
+def test_what_a_replica_said_before_it_fell_silent_is_absent(world: World) -> None:
+    world.fleet.tick(60_000_000)
+
+    samples = world.samples()
+
+    assert "warmroute_replica_waiting_requests" not in samples
+    assert "warmroute_replica_running_requests" not in samples
 
 
 def test_what_a_replica_does_not_say_is_absent_and_never_zero(world: World) -> None:
@@ -352,7 +378,10 @@ def test_the_store_is_one_state_and_all_its_faults(world: World) -> None:
     assert world.value("warmroute_store_faults_total", fault="auth") == 0
 
 
-async def test_a_scrape_in_turns_is_the_same_scrape(world: World) -> None:
+async def test_a_scrape_in_turns_is_the_same_scrape(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "process_time", lambda: 1.0)  # else it goes on between the two
     world.end()
 
     assert await world.metrics.render_in_turns() == world.metrics.render()

@@ -119,12 +119,38 @@ def test_prefill_speed_is_the_reported_one_else_the_prior() -> None:
     assert speeds == [1234.0, 5000.0, 5000.0]
 
 
-def test_stale_replica_earns_no_cache_credit_and_keeps_its_load() -> None:
+def test_a_replica_of_unknown_prefill_speed_is_tried_as_if_it_were_the_fastest() -> None:
+    """Else the first to be measured would get every prompt that no other has cached."""
+    fleet = make_fleet(prefill_tokens_per_s=5000.0)
+    fleet.on_report(make_report("a", prefill_tokens_per_s=20_000.0), 0, 0)
+    fleet.on_report(make_report("b", prefill_tokens_per_s=9_000.0), 0, 0)
+    fleet.on_report(make_report("c"), 0, 0)
+    fleet.on_report(make_report("d", model="other"), 0, 0)
+
+    fleet.tick(0)
+
+    speeds = [status.view.prefill_tokens_per_s for status in fleet.views()]
+    assert speeds == [20_000.0, 9_000.0, 20_000.0, 5_000.0]
+
+
+def test_a_lent_prefill_speed_ends_with_its_lender() -> None:
+    fleet = make_fleet(prefill_tokens_per_s=5000.0)
+    fleet.on_report(make_report("a", prefill_tokens_per_s=20_000.0), 0, 0)
+    fleet.on_report(make_report("b"), 0, 0)
+    fleet.tick(0)
+
+    fleet.on_report(make_report("a", incarnation="second"), 0, 1)
+    fleet.tick(1)
+
+    assert [s.view.prefill_tokens_per_s for s in fleet.views()] == [5_000.0, 5_000.0]
+
+
+def test_stale_replica_earns_no_credit_for_a_cache_of_events_and_keeps_its_load() -> None:
     fleet = make_fleet()
     for replica_id in "ab":
-        fleet.on_report(make_report(replica_id, running_requests=2), 0, 0)
+        fleet.on_report(with_events(replica_id, running_requests=2), 0, 0)
     lease_of(fleet.decide(make_request("1", "pppp"), 0, ["b"])).end(AttemptOutcome.OK, 0)
-    fleet.on_report(make_report("b", 2, running_requests=2), 0, SECOND)
+    fleet.on_report(with_events("b", 2, running_requests=2), 0, SECOND)
     fleet.tick(SECOND + SECOND // 2)
 
     again = make_request("2", "pppp")
@@ -133,6 +159,23 @@ def test_stale_replica_earns_no_cache_credit_and_keeps_its_load() -> None:
     assert status_of(fleet, "a").freshness is Freshness.STALE
     assert again.matched_tokens == {}
     assert view_of(fleet, "a").foreign_requests == 2
+
+
+def test_stale_replica_keeps_the_credit_for_what_was_sent_to_it() -> None:
+    """An engine without events that computes a long prompt may be slow to tell its load."""
+    fleet = make_fleet()
+    for replica_id in "ab":
+        fleet.on_report(make_report(replica_id), 0, 0)
+    first = fleet.decide(make_request("1", "pppp"), 0, ["b"])
+    lease_of(first).end(AttemptOutcome.OK, 0)
+    fleet.on_report(make_report("b", 2), 0, SECOND)
+    fleet.tick(SECOND + SECOND // 2)
+
+    again = fleet.decide(make_request("2", "pppp"), SECOND + SECOND // 2)
+
+    assert status_of(fleet, "a").freshness is Freshness.STALE
+    assert chosen(again) == "a"
+    assert again.matched_tokens == 255
 
 
 def test_replica_that_stopped_reporting_never_looks_idle() -> None:

@@ -39,7 +39,7 @@ def batch(sequence: int, *events: KvEvent, incarnation: str = "first") -> KvEven
 def matched_on(fleet: FleetState, replica_id: str, text: str, now_us: int = 0) -> int:
     """Return the tokens of ``text`` that the fleet believes cached there, and leave no trace."""
     request = make_request("probe", text)
-    chain = request.chain(BLOCK)
+    chain = request.chain((BLOCK, None))
     slot = view_of(fleet, replica_id).slot
     return fleet.index.match(chain, 1 << slot).get(slot, 0) * TOKENS
 
@@ -65,7 +65,7 @@ def test_burst_of_unrelated_requests_spreads_in_one_turn() -> None:
 
 def test_burst_with_a_prefix_that_all_hold_spreads_in_one_turn() -> None:
     fleet = make_fleet()
-    prefix = make_request("", "pppp").chain(BLOCK)
+    prefix = make_request("", "pppp").chain((BLOCK, None))
     for replica_id in "abcd":
         fleet.on_report(with_events(replica_id), 0, 0)
         fleet.on_kv_batch(replica_id, batch(0, BlockStored(prefix)), 0)
@@ -188,7 +188,7 @@ def test_load_includes_a_stream_until_its_end() -> None:
 def test_events_are_believed_and_taken_back() -> None:
     fleet = make_fleet()
     fleet.on_report(with_events("a"), 0, 0)
-    chain = make_request("", "pqrs").chain(BLOCK)
+    chain = make_request("", "pqrs").chain((BLOCK, None))
 
     fleet.on_kv_batch("a", batch(0, BlockStored(chain)), 0)
     stored = matched_on(fleet, "a", "pqrs")
@@ -206,7 +206,7 @@ def test_removed_block_is_no_longer_predicted_either() -> None:
     request = make_request("1", "pq")
     fleet.decide(request, 0)
 
-    fleet.on_kv_batch("a", batch(0, BlockRemoved(request.chain(BLOCK)[1:])), 0)
+    fleet.on_kv_batch("a", batch(0, BlockRemoved(request.chain((BLOCK, None))[1:])), 0)
 
     assert matched_on(fleet, "a", "pq") == TOKENS
 
@@ -214,7 +214,7 @@ def test_removed_block_is_no_longer_predicted_either() -> None:
 def test_gap_in_events_forgets_and_a_snapshot_brings_back() -> None:
     fleet = make_fleet()
     fleet.on_report(with_events("a"), 0, 0)
-    chain = make_request("", "pqrs").chain(BLOCK)
+    chain = make_request("", "pqrs").chain((BLOCK, None))
     fleet.on_kv_batch("a", batch(0, BlockStored(chain[:1])), 0)
 
     in_sync = fleet.on_kv_batch("a", batch(2, BlockStored(chain[2:3])), 0)
@@ -238,7 +238,7 @@ def test_reader_that_comes_late_asks_for_the_snapshot() -> None:
 def test_snapshot_of_another_process_does_not_end_a_gap() -> None:
     fleet = make_fleet()
     fleet.on_report(with_events("a"), 0, 0)
-    chain = make_request("", "p").chain(BLOCK)
+    chain = make_request("", "p").chain((BLOCK, None))
     fleet.on_kv_batch("a", batch(7), 0)
 
     fleet.on_kv_snapshot("a", KvSnapshot("zeroth", 99, chain), 0)
@@ -253,7 +253,10 @@ def test_events_of_a_restarted_process_survive_whichever_news_comes_first(
 ) -> None:
     fleet = make_fleet()
     fleet.on_report(with_events("a", 50), 0, 0)
-    old, new = make_request("", "o").chain(BLOCK), make_request("", "n").chain(BLOCK)
+    old, new = (
+        make_request("", "o").chain((BLOCK, None)),
+        make_request("", "n").chain((BLOCK, None)),
+    )
     fleet.on_kv_batch("a", batch(0, BlockStored(old)), 0)
     news: list[Callable[[], object]] = [
         lambda: fleet.on_report(with_events("a", 1, incarnation="second"), 0, 1),
@@ -272,7 +275,7 @@ def test_late_events_of_the_process_before_are_dropped() -> None:
     fleet.on_report(with_events("a", 50), 0, 0)
     fleet.on_report(with_events("a", 1, incarnation="second"), 0, 1)
 
-    fleet.on_kv_batch("a", batch(0, BlockStored(make_request("", "o").chain(BLOCK))), 1)
+    fleet.on_kv_batch("a", batch(0, BlockStored(make_request("", "o").chain((BLOCK, None)))), 1)
 
     assert matched_on(fleet, "a", "o") == 0
 
@@ -282,7 +285,7 @@ def test_replicas_with_blocks_of_different_sizes_are_matched_each_in_its_own() -
     fleet.on_report(with_events("a", block_bytes=64), 0, 0)
     fleet.on_report(make_report("b"), 0, 0)
     request = make_request("1", "pp")
-    fleet.on_kv_batch("a", batch(0, BlockStored(request.chain(64)[:3])), 0)
+    fleet.on_kv_batch("a", batch(0, BlockStored(request.chain((64, None))[:3])), 0)
     lease_of(fleet.decide(make_request("0", "p"), 0, ["a"])).end(AttemptOutcome.OK, 0)
 
     fleet.decide(request, 0)
@@ -505,3 +508,30 @@ def test_same_inputs_give_the_same_decisions() -> None:
         return [chosen(fleet.decide(make_request(f"{n}", f"{n % 7}" * 4), n)) for n in range(50)]
 
     assert run() == run()
+
+
+@pytest.mark.parametrize("name", ["alias", None])
+def test_a_request_under_another_name_finds_the_blocks_of_the_model(name: str | None) -> None:
+    fleet = make_fleet()
+    fleet.on_report(with_events("a", aliases=["alias"]), 0, 0)
+    fleet.on_report(with_events("b", aliases=["alias"]), 0, 0)
+    fleet.on_kv_batch("b", batch(0, BlockStored(make_request("", "pqr").chain((BLOCK, None)))), 0)
+
+    decision = fleet.decide(make_request("1", "pqr", model=name), 1)
+
+    assert chosen(decision) == "b"
+    assert decision.matched_tokens == 3 * BLOCK // 4 - 1
+
+
+def test_an_adapter_has_blocks_of_its_own() -> None:
+    fleet = make_fleet()
+    for replica_id in "ab":
+        fleet.on_report(with_events(replica_id, aliases=["sql"], adapters=["sql"]), 0, 0)
+    of_model = make_request("", "pqr").chain((BLOCK, None))
+    of_adapter = make_request("", "pqr", model="sql").chain((BLOCK, None))
+    fleet.on_kv_batch("a", batch(0, BlockStored(of_model)), 0)
+    fleet.on_kv_batch("b", batch(0, BlockStored(of_adapter)), 0)
+
+    decision = fleet.decide(make_request("1", "pqr", model="sql"), 1)
+
+    assert chosen(decision) == "b"

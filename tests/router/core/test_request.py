@@ -33,9 +33,9 @@ def refusal(body: Any, path: str = CHAT) -> BadRequestError:
 
 def test_next_turn_extends_the_prompt_of_the_turn_before() -> None:
     """PFX-01: the whole history, in order."""
-    first = read(chat("a" * 1000)).chain(256)
+    first = read(chat("a" * 1000)).chain((256, None))
 
-    second = read(chat("a" * 1000, "b" * 1000)).chain(256)
+    second = read(chat("a" * 1000, "b" * 1000)).chain((256, None))
 
     assert len(second) > len(first) >= 3
     assert second[:3] == first[:3]
@@ -53,7 +53,7 @@ def test_message_without_content_is_read() -> None:
     body = chat("a" * 300)
     body["messages"] = [*body["messages"], call]
 
-    assert read(body).chain(256)[:1] == read(chat("a" * 300)).chain(256)[:1]
+    assert read(body).chain((256, None))[:1] == read(chat("a" * 300)).chain((256, None))[:1]
 
 
 def test_image_that_differs_in_its_last_byte_is_another_prompt() -> None:
@@ -79,7 +79,7 @@ def test_other_tools_are_another_prefix() -> None:
     """PFX-10"""
     tools = [[{"name": name, "description": "d" * 600}] for name in ("one", "two")]
 
-    chains = [read(chat("a" * 300, tools=tool)).chain(256) for tool in tools]
+    chains = [read(chat("a" * 300, tools=tool)).chain((256, None)) for tool in tools]
 
     assert chains[0][0] != chains[1][0]
 
@@ -129,7 +129,7 @@ def test_prompt_tokens_are_the_bytes_over_the_bytes_per_token_rounded_up() -> No
 def test_token_ids_are_a_prompt() -> None:
     request = read({"model": "m", "prompt": list(range(128))}, COMPLETIONS)
 
-    assert (request.prompt_tokens, len(request.chain(256))) == (128, 2)
+    assert (request.prompt_tokens, len(request.chain((256, None)))) == (128, 2)
 
 
 def test_several_prompts_are_routed_by_the_first_and_cost_all() -> None:
