@@ -1,4 +1,4 @@
-"""Open-loop replay of a trace through the gateway: requests leave on time, answered or not.
+"""Open-loop replay of a trace through gateways: requests leave on time, answered or not.
 
 Each answer is checked token by token against the text that the replicas are known to generate,
 so a lost, doubled or foreign token counts as an error like a refused request does.
@@ -8,7 +8,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 import aiohttp
@@ -47,6 +48,7 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     predicted_tokens: int = 0
+    url: str = ""  # of the gateway that was asked
 
 
 @dataclass
@@ -58,36 +60,45 @@ class ReplayResult:
     late_s_max: float  # how far the client itself fell behind its schedule
     errors: Counter[str] = field(default_factory=Counter)
 
+    def through(self, url: str) -> "ReplayResult":
+        """Return what came back through one of the gateways."""
+        answers = [answer for answer in self.answers if answer.url == url]
+        return replace(self, answers=answers, errors=_errors_of(answers))
+
 
 async def replay(
-    url: str,
+    urls: Sequence[str],
     model: str,
     requests: Sequence[TraceRequest],
     time_compression: float,
     progress: Callable[[int], None],
 ) -> ReplayResult:
-    """Send ``requests`` at their arrival times divided by ``time_compression``."""
+    """Send ``requests`` to ``urls`` in turn, at their arrival times over ``time_compression``."""
     started = time.monotonic()
     late_s_max = 0.0
     answers: list[Answer] = []
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
 
-    async def one(session: aiohttp.ClientSession, request: TraceRequest) -> None:
-        answers.append(await _ask(session, url, model, request))
+    async def one(session: aiohttp.ClientSession, url: str, request: TraceRequest) -> None:
+        answer = await _ask(session, url, model, request)
+        answers.append(replace(answer, url=url))
         progress(len(answers))
 
     async with (
         aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
         asyncio.TaskGroup() as tasks,
     ):
-        for request in requests:
+        for url, request in zip(cycle(urls), requests, strict=False):
             due = started + request.arrival_s / time_compression
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             late_s_max = max(late_s_max, time.monotonic() - due)
-            tasks.create_task(one(session, request))
-    errors = Counter(answer.error for answer in answers if answer.error is not None)
-    return ReplayResult(answers, time.monotonic() - started, late_s_max, errors)
+            tasks.create_task(one(session, url, request))
+    return ReplayResult(answers, time.monotonic() - started, late_s_max, _errors_of(answers))
+
+
+def _errors_of(answers: Sequence[Answer]) -> Counter[str]:
+    return Counter(answer.error for answer in answers if answer.error is not None)
 
 
 async def _ask(
@@ -110,7 +121,7 @@ async def _ask(
             if response.status != 200:
                 return Answer(request, error=f"status {response.status}")
             return await _read_stream(request, response, sent)
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
         return Answer(request, error=type(error).__name__)
 
 

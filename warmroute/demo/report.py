@@ -1,8 +1,9 @@
-"""What the demo prints and writes: one row per policy, and one decision with its arithmetic."""
+"""What the demo prints and writes: one row per run, and one decision with its arithmetic."""
 
 import math
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,12 +11,14 @@ from router.core.policy import Policy
 from router.policies.prefix_load import PrefixLoad
 from warmroute.demo.replay import Answer, ReplayResult
 
+PROGRESS_WIDTH = 40
+
 
 @dataclass(frozen=True)
-class PolicyRow:
-    """One run of the trace under one policy. Rates 0..1, times in seconds."""
+class RunRow:
+    """The trace under one policy, or through one gateway. Rates 0..1, times in seconds."""
 
-    policy: str
+    name: str  # of the policy or of the gateway
     requests: int
     errors: int
     errors_by_kind: dict[str, int]
@@ -32,15 +35,15 @@ class PolicyRow:
     client_late_s_max: float
 
 
-def summarise(policy: str, result: ReplayResult) -> PolicyRow:
+def summarise(name: str, result: ReplayResult) -> RunRow:
     """Reduce the answers of one run to its row."""
     good = [answer for answer in result.answers if answer.error is None]
     prompt_tokens = sum(answer.prompt_tokens for answer in good)
     cached_tokens = sum(answer.cached_tokens for answer in good)
     predicted_tokens = sum(answer.predicted_tokens for answer in good)
     by_replica = Counter(answer.replica_id for answer in good)
-    return PolicyRow(
-        policy=policy,
+    return RunRow(
+        name=name,
         requests=len(result.answers),
         errors=len(result.answers) - len(good),
         errors_by_kind=dict(result.errors),
@@ -71,15 +74,18 @@ def _percentile(values: list[float], share: float) -> float:
 
 
 _HEADINGS = (
-    *("policy", "requests", "errors", "prefill computed", "prefill saved", "hit predicted"),
+    *("requests", "errors", "prefill computed", "prefill saved", "hit predicted"),
     *("hit actual", "TTFT p50", "TTFT p99", "E2E p50", "requests per replica"),
 )
 
 
-def table(rows: Sequence[PolicyRow]) -> str:
-    """Return the rows as aligned text. Tokens in thousands, times in wall-clock milliseconds."""
-    cells = [_HEADINGS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADINGS))]
+def table(rows: Sequence[RunRow], names: str = "policy") -> str:
+    """Return the rows as aligned text; ``names`` says what their names are of.
+
+    Tokens in thousands, times in wall-clock milliseconds.
+    """
+    cells = [(names, *_HEADINGS), *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(
             word.ljust(width) if column in (0, len(widths) - 1) else word.rjust(width)
@@ -91,9 +97,9 @@ def table(rows: Sequence[PolicyRow]) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: PolicyRow) -> tuple[str, ...]:
+def _cells(row: RunRow) -> tuple[str, ...]:
     return (
-        row.policy,
+        row.name,
         f"{row.requests:,}",
         str(row.errors),
         f"{row.prefill_tokens_computed / 1000:,.0f} k",
@@ -107,7 +113,7 @@ def _cells(row: PolicyRow) -> tuple[str, ...]:
     )
 
 
-def verdict(rows: Sequence[PolicyRow]) -> str:
+def verdict(rows: Sequence[RunRow]) -> str:
     """Return one sentence that compares the last policy with the first."""
     first, last = rows[0], rows[-1]
     if first is last or not first.hit_rate_actual or not first.ttft_p50_s:
@@ -115,7 +121,7 @@ def verdict(rows: Sequence[PolicyRow]) -> str:
     computed = _signed(last.prefill_tokens_computed, first.prefill_tokens_computed)
     gain = last.hit_rate_actual / first.hit_rate_actual
     return (
-        f"{last.policy} against {first.policy}: {computed} prefill tokens computed, {gain:.1f} x "
+        f"{last.name} against {first.name}: {computed} prefill tokens computed, {gain:.1f} x "
         f"the hit rate, TTFT p50 {_signed(last.ttft_p50_s, first.ttft_p50_s)}."
     )
 
@@ -158,6 +164,22 @@ def _arithmetic(candidate: dict[str, Any], policy: Policy) -> str:
     )
 
 
-def as_json(rows: Sequence[PolicyRow], setting: dict[str, Any], decision: Any) -> dict[str, Any]:
+def as_json(rows: Sequence[RunRow], setting: dict[str, Any], decision: Any) -> dict[str, Any]:
     """Return what ``--json`` writes."""
-    return {"setting": setting, "policies": [asdict(row) for row in rows], "decision": decision}
+    policies = [{"policy": row.name} | asdict(row) for row in rows]
+    for policy in policies:
+        del policy["name"]
+    return {"setting": setting, "policies": policies, "decision": decision}
+
+
+def progress_bar(name: str, total: int) -> Callable[[int], None]:
+    """Return what draws how many of ``total`` are done; where no one watches, only at the end."""
+
+    def draw(done: int) -> None:
+        if sys.stderr.isatty() or done == total:
+            filled = PROGRESS_WIDTH * done // total
+            bar = "#" * filled + "." * (PROGRESS_WIDTH - filled)
+            end = "\n" if done == total else ""
+            print(f"\r{name:<13} [{bar}] {done:,}/{total:,}", end=end, file=sys.stderr)
+
+    return draw

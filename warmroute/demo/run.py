@@ -20,8 +20,9 @@ from warmroute.demo.processes import Child, StartError, stop_all
 from warmroute.demo.redis_server import NoRedisServerError, find_redis
 from warmroute.demo.replay import replay
 from warmroute.demo.report import (
-    PolicyRow,
+    RunRow,
     as_json,
+    progress_bar,
     summarise,
     table,
     verdict,
@@ -39,8 +40,6 @@ EXIT_INTERRUPTED = 130
 EXIT_START_FAILED = 3
 EXPLAIN_EVERY = 20
 """Every so many requests of the last run the gateway is asked to explain its next decision."""
-
-PROGRESS_WIDTH = 40
 
 
 def run_demo(config: DemoConfig, json_file: Path | None, keep: bool) -> int:
@@ -77,7 +76,7 @@ async def _demo(config: DemoConfig, json_file: Path | None, keep: bool) -> int:
         stack.push_async_callback(stop_all, children)
         redis_url = await start_redis(binary, folder, children)
         print(_introduction(config, requests, binary.description), flush=True)
-        rows: list[PolicyRow] = []
+        rows: list[RunRow] = []
         explanation: dict[str, Any] | None = None
         for policy in config.policies:
             last = policy == config.policies[-1]
@@ -101,18 +100,12 @@ async def _one_policy(
     fleet: Fleet,
     requests: Sequence[TraceRequest],
     explain: bool,
-) -> tuple[PolicyRow, dict[str, Any] | None]:
-    def progress(done: int) -> None:
-        if sys.stderr.isatty() or done == len(requests):
-            filled = PROGRESS_WIDTH * done // len(requests)
-            bar = "#" * filled + "." * (PROGRESS_WIDTH - filled)
-            end = "\n" if done == len(requests) else ""
-            print(f"\r{policy:<13} [{bar}] {done:,}/{len(requests):,}", end=end, file=sys.stderr)
-
+) -> tuple[RunRow, dict[str, Any] | None]:
+    progress = progress_bar(policy, len(requests))
     explanations: list[dict[str, Any]] = []
     async with asyncio.TaskGroup() as tasks:
         replaying = tasks.create_task(
-            replay(fleet.url, config.model, requests, config.time_compression, progress)
+            replay([fleet.url], config.model, requests, config.time_compression, progress)
         )
         if explain:
             watcher = tasks.create_task(_collect(fleet, config, requests, explanations))
@@ -172,19 +165,19 @@ def _introduction(config: DemoConfig, requests: Sequence[TraceRequest], redis: s
     )
 
 
-def _print_results(rows: Sequence[PolicyRow], explanation: dict[str, Any] | None) -> None:
+def _print_results(rows: Sequence[RunRow], explanation: dict[str, Any] | None) -> None:
     print(f"\n{table(rows)}\n\n{verdict(rows)}")
     if explanation is not None:
         policy = build_policy(explanation["policy"])
         print(f"\n{worked_decision(explanation, policy)}")
     for row in rows:
         if row.errors:
-            print(f"errors of {row.policy}: {row.errors_by_kind}")
+            print(f"errors of {row.name}: {row.errors_by_kind}")
     sys.stdout.flush()
 
 
 def _write_json(
-    json_file: Path | None, config: DemoConfig, rows: Sequence[PolicyRow], explanation: Any
+    json_file: Path | None, config: DemoConfig, rows: Sequence[RunRow], explanation: Any
 ) -> None:
     if json_file is not None:
         report = as_json(rows, asdict(config), explanation)
