@@ -1,0 +1,240 @@
+"""One gateway in virtual time: fleet state, policy, retry rule and queue of the live one."""
+
+from collections.abc import Callable
+from functools import cache
+
+from contract.blocks import root_hash
+from contract.failures import Failure
+from contract.kv_events import KvEventBatch, KvSnapshot
+from contract.openai_api import Usage
+from replicas.core.sequence import Sequence
+from router.core.admission import AdmissionQueue, Ticket
+from router.core.decision import Decision
+from router.core.fleet import FleetState
+from router.core.health import AttemptOutcome
+from router.core.ledger import Lease
+from router.core.reason import Reason
+from router.core.request import prefix_key
+from router.core.retry import RetryBudget, backoff_us, may_retry
+from router.core.view import RouteRequest
+from simulator.event_loop import EventLoop, Phase
+from simulator.fleet_spec import FleetSpec
+from simulator.outcome import End, Outcome
+from simulator.request import SimRequest
+from simulator.sim_replica import Refusal, Service, SimReplica
+
+_REFUSALS = {
+    Refusal.DOWN: (Failure.CONNECT_FAILED, AttemptOutcome.TRANSPORT_ERROR),
+    Refusal.DRAINING: (Failure.REPLICA_OVERLOADED, AttemptOutcome.BACK_PRESSURE),
+    Refusal.OVERLOADED: (Failure.REPLICA_OVERLOADED, AttemptOutcome.BACK_PRESSURE),
+    Refusal.NEVER_FITS: (Failure.NEVER_FITS, AttemptOutcome.CLIENT_ERROR),
+}
+
+
+_root_of = cache(root_hash)
+
+
+class SimGateway:
+    """Decides, sends, and learns from what comes back."""
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        loop: EventLoop,
+        replicas: dict[str, SimReplica],
+        on_end: Callable[[Outcome], None],
+    ) -> None:
+        self.fleet = FleetState(spec.routing, spec.policy)
+        self.config = spec.routing
+        self.timing = spec.timing
+        self.loop = loop
+        self.replicas = replicas
+        self.budget = RetryBudget(spec.routing, loop.now_us)
+        self.queue = AdmissionQueue(spec.routing)
+        self.queued: dict[Ticket, Exchange] = {}
+        self.on_end = on_end
+
+    def receive(self, request: SimRequest) -> None:
+        """Take a request in; ``on_end`` is called once with what became of it."""
+        self.budget.on_request()
+        Exchange(self, request).decide()
+
+    def take_events(self, replica: SimReplica, batch: KvEventBatch) -> None:
+        """Apply a batch of events; after a gap read the snapshot."""
+        now_us = self.loop.now_us
+        if not self.fleet.on_kv_batch(replica.spec.replica_id, batch, now_us):
+            self.loop.at(now_us + self.timing.snapshot_delay_us, Phase.END, self._resync, replica)
+
+    def _resync(self, replica: SimReplica) -> None:
+        # Read as it is now, and applied with all that happened up to now: nothing is between.
+        snapshot: KvSnapshot = replica.snapshot()
+        self.fleet.on_kv_snapshot(replica.spec.replica_id, snapshot, self.loop.now_us)
+
+    def place_queued(self) -> None:
+        """Send those that wait for a slot and can have one."""
+        while self.queued:
+            placed = self.queue.next_ready(
+                lambda ticket: self.fleet.decide(ticket.request, self.loop.now_us, ticket.tried)
+            )
+            if placed is None:
+                return
+            self.queued.pop(placed.ticket).follow(placed.decision)
+
+    def expire_queued(self) -> None:
+        """Fail those that have waited for the longest wait."""
+        for ticket in self.queue.expired(self.loop.now_us):
+            self.queued.pop(ticket).end(End.FAILED)
+
+
+class Exchange:
+    """The life of one request at its gateway. It ends once, and then holds no lease."""
+
+    def __init__(self, gateway: SimGateway, request: SimRequest) -> None:
+        self._gateway = gateway
+        self._loop = gateway.loop
+        self._tokens = request.tokens()
+        self._outcome = Outcome(request, self._loop.now_us)
+        self._tried: list[str] = []
+        self._lease: Lease | None = None
+        self._service: Service | None = None
+        self._ticket: Ticket | None = None
+        root = _root_of(request.model or "")
+        prompt = self._tokens.tobytes()
+        self._route = RouteRequest(
+            request_id=request.request_id,
+            model=request.model,
+            prompt_tokens=len(self._tokens),
+            root=root,
+            prompt=prompt,
+            prefix_key=prefix_key(prompt, root, gateway.config),
+            session_key=request.session,
+            stream=True,
+        )
+        if request.patience_us is not None:
+            leaves_us = self._loop.now_us + request.patience_us
+            self._loop.at(leaves_us, Phase.ARRIVE, self._leave)
+
+    def decide(self) -> None:
+        """Choose a replica and send the request there, or queue it, or fail."""
+        if self._outcome.end is not None:
+            return
+        gateway = self._gateway
+        now_us = self._loop.now_us
+        if gateway.queue.waits(self._route.model):
+            self._wait()
+        else:
+            self.follow(gateway.fleet.decide(self._route, now_us, self._tried))
+
+    def follow(self, decision: Decision) -> None:
+        """Do what was decided."""
+        self._outcome.reason = decision.reason
+        if decision.replica is None:
+            if decision.reason is Reason.QUEUED:
+                self._wait()
+            else:
+                self.end(End.FAILED)
+            return
+        self._lease = decision.lease
+        self._outcome.replica_id = decision.replica.replica_id
+        self._outcome.predicted_tokens = decision.matched_tokens
+        self._outcome.attempts += 1
+        due_us = self._loop.now_us + self._gateway.timing.send_delay_us
+        if due_us == self._loop.now_us:
+            self._send()
+        else:
+            self._loop.at(due_us, Phase.ARRIVE, self._send)
+
+    def end(self, end: End) -> None:
+        """End, whatever it was doing."""
+        outcome = self._outcome
+        assert outcome.end is None
+        outcome.end = end
+        assert self._lease is None or not self._lease.is_open
+        self._gateway.on_end(outcome)
+        self._gateway.place_queued()
+
+    def _wait(self) -> None:
+        gateway = self._gateway
+        ticket = gateway.queue.offer(self._route, self._loop.now_us, self._tried)
+        if ticket is None:
+            self.end(End.FAILED)
+            return
+        self._ticket = ticket
+        gateway.queued[ticket] = self
+
+    def _send(self) -> None:
+        if self._outcome.end is not None:
+            return
+        request = self._outcome.request
+        assert self._outcome.replica_id is not None
+        replica = self._gateway.replicas[self._outcome.replica_id]
+        sequence = Sequence(
+            f"{request.request_id}/{self._outcome.attempts}",
+            self._tokens,
+            request.output_tokens,
+            _root_of(replica.spec.model),
+            request.priority,
+        )
+        service = Service(
+            sequence, request.output_id, self._first_token, self._finished, self._lost
+        )
+        self._service = service
+        refusal = replica.submit(service)
+        if refusal is not None:
+            self._service = None
+            failure, attempt_outcome = _REFUSALS[refusal]
+            self._release(attempt_outcome)
+            self._retry_or(failure, End.REFUSED if refusal is Refusal.NEVER_FITS else End.FAILED)
+
+    def _first_token(self) -> None:
+        now_us = self._loop.now_us + self._gateway.timing.send_delay_us
+        assert self._lease is not None
+        self._lease.first_byte(now_us)
+        self._outcome.ttft_us = now_us - self._outcome.arrival_us
+
+    def _finished(self) -> None:
+        assert self._service is not None
+        sequence = self._service.sequence
+        self._outcome.take(sequence, self._loop.now_us + self._gateway.timing.send_delay_us)
+        cached = sequence.num_cached_tokens or 0
+        usage = Usage(sequence.num_prompt_tokens, sequence.num_output_tokens, cached)
+        self._release(AttemptOutcome.OK, usage)
+        self.end(End.COMPLETE)
+
+    def _lost(self) -> None:
+        assert self._service is not None
+        sequence, self._service = self._service.sequence, None
+        self._outcome.take(sequence, self._loop.now_us)
+        self._release(AttemptOutcome.TRANSPORT_ERROR)
+        if self._outcome.ttft_us is None:
+            self._retry_or(Failure.UPSTREAM_LOST, End.FAILED)
+        else:
+            self.end(End.BROKEN)
+
+    def _leave(self) -> None:
+        if self._outcome.end is not None:
+            return
+        gateway = self._gateway
+        if self._ticket is not None and gateway.queue.cancel(self._ticket):
+            del gateway.queued[self._ticket]
+        if self._service is not None:
+            assert self._outcome.replica_id is not None
+            gateway.replicas[self._outcome.replica_id].abort(self._service)
+            self._outcome.take(self._service.sequence, self._loop.now_us)
+        self._release(AttemptOutcome.CANCELLED)
+        self.end(End.LEFT)
+
+    def _release(self, outcome: AttemptOutcome, usage: Usage | None = None) -> None:
+        if self._lease is not None:
+            self._lease.end(outcome, self._loop.now_us, usage)
+
+    def _retry_or(self, failure: Failure, otherwise: End) -> None:
+        gateway, attempts = self._gateway, self._outcome.attempts
+        assert self._outcome.replica_id is not None
+        self._tried.append(self._outcome.replica_id)
+        now_us = self._loop.now_us
+        if may_retry(failure, attempts, gateway.config) and gateway.budget.take(now_us):
+            wait_us = backoff_us(attempts, self._outcome.request.request_id, gateway.config)
+            self._loop.at(now_us + wait_us, Phase.ARRIVE, self.decide)
+        else:
+            self.end(otherwise)

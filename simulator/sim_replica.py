@@ -1,0 +1,279 @@
+"""One replica in virtual time: the engine, reports and events of a live worker, and its accidents.
+
+An epoch is one life of the process. What was asked for in an earlier epoch no longer happens.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from operator import sub
+
+from contract.blocks import HASH_SCHEME, TOKEN_BYTES
+from contract.kv_events import KvEventBatch, KvSnapshot
+from contract.load_report import LoadReport
+from replicas.core.engine import Engine, EngineStats
+from replicas.core.scheduler import NeverFitsError
+from replicas.core.sequence import Sequence
+from replicas.core.step_time import StepLoad, StepTime
+from simulator.event_loop import EventLoop, Phase
+from simulator.fleet_spec import ReplicaSpec
+from simulator.timeline import ReplicaSample
+
+
+class Refusal(Enum):
+    """Why a replica did not take a request in."""
+
+    DOWN = "down"
+    DRAINING = "draining"
+    OVERLOADED = "overloaded"
+    NEVER_FITS = "never_fits"
+
+
+@dataclass(eq=False, slots=True)
+class Service:
+    """One request on one replica: its sequence, and who is told what becomes of it."""
+
+    sequence: Sequence
+    output_id: int  # token id of everything that it generates
+    on_first_token: Callable[[], None]
+    on_finished: Callable[[], None]
+    on_lost: Callable[[], None]
+
+
+@dataclass(slots=True)
+class PacedStepTime(StepTime):
+    """Another step time, stretched by a factor that may change."""
+
+    step_time: StepTime
+    factor: float = 1.0
+
+    def step_time_us(self, load: StepLoad) -> int:
+        """See StepTime."""
+        step_us = self.step_time.step_time_us(load)
+        return step_us if self.factor == 1.0 else max(1, round(step_us * self.factor))
+
+    def decode_run_us(self, load: StepLoad, num_steps: int) -> list[int]:
+        """See StepTime."""
+        if self.factor == 1.0:
+            return self.step_time.decode_run_us(load, num_steps)
+        return StepTime.decode_run_us(self, load, num_steps)
+
+
+class SimReplica:
+    """Advances an engine from one of its events to the next: it is told of nothing in between."""
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        loop: EventLoop,
+        publish_events: Callable[["SimReplica", KvEventBatch], None],
+    ) -> None:
+        self.spec = spec
+        self.is_up = True
+        self.is_draining = False
+        self.is_leaving = False
+        self.started_us = loop.now_us
+        self.left_us: int | None = None
+        self.token_gaps: Counter[int] = Counter()  # us between tokens, of all whole answers
+        self._loop = loop
+        self._publish_events = publish_events
+        self._step_time = PacedStepTime(spec.step_time)
+        self.engine = self._new_engine()
+        self._live: dict[Sequence, Service] = {}
+        self._past: list[EngineStats] = []
+        self._epoch = 0
+        self._wake = 0  # number of the last one asked for: the only one that counts
+        self._batch_sequence = -1
+        self._report_sequence = -1
+        self._prefill_tokens_per_s = _prefill_tokens_per_s(spec)
+
+    @property
+    def incarnation(self) -> str:
+        """Names this life of the process."""
+        return f"{self.spec.replica_id}/{self._epoch}"
+
+    @property
+    def lives(self) -> list[EngineStats]:
+        """What the engine of each life of the process has counted, the present one last."""
+        return [*self._past, self.engine.stats()]
+
+    @property
+    def num_live(self) -> int:
+        """Requests that are here and have not ended."""
+        return len(self._live)
+
+    def submit(self, service: Service) -> Refusal | None:
+        """Take a request in, or say why not."""
+        if not self.is_up:
+            return Refusal.DOWN
+        if self.is_draining or self.is_leaving:
+            return Refusal.DRAINING
+        self._catch_up()
+        if len(self.engine.scheduler.waiting) >= self.spec.waiting_max:
+            return Refusal.OVERLOADED
+        try:
+            self.engine.add(service.sequence, self._loop.now_us)
+        except NeverFitsError:
+            return Refusal.NEVER_FITS
+        self._live[service.sequence] = service
+        self._ask_to_wake()
+        return None
+
+    def abort(self, service: Service) -> None:
+        """Give up a request whose client has left; nothing if it has ended."""
+        self._catch_up()
+        if self._live.pop(service.sequence, None) is not None:
+            self.engine.abort(service.sequence.sequence_id, self._loop.now_us)
+            self._ask_to_wake()
+            self._leave_if_done()
+
+    def crash(self) -> None:
+        """Lose everything. ``recover()`` starts the next process, cold."""
+        self._catch_up()
+        self.engine.settle()
+        self.is_up = False
+        self._past.append(self.engine.stats())
+        self._epoch += 1
+        self._wake += 1
+        self._batch_sequence = self._report_sequence = -1
+        lost = list(self._live.values())
+        self._live.clear()
+        self.engine = self._new_engine()
+        for service in lost:
+            service.on_lost()
+        self._leave_if_done()
+
+    def recover(self) -> None:
+        """Be there again, unless it has left the fleet meanwhile."""
+        self.is_up = self.left_us is None
+
+    def leave(self) -> None:
+        """Finish what is here, take nothing new, and be gone for good."""
+        self.is_leaving = True
+        self._leave_if_done()
+
+    def stall_until(self, until_us: int) -> None:
+        """Begin no step before ``until_us``; the one under way ends."""
+        self._catch_up()
+        self.engine.hold(until_us)
+        self._ask_to_wake()
+
+    def slow_down(self, factor: float) -> None:
+        """Let steps take ``factor`` times as long; the one under way ends as it began."""
+        self._catch_up()
+        self._step_time.factor = factor
+        self.engine.hold(self._loop.now_us)
+        self._ask_to_wake()
+
+    def report(self) -> LoadReport:
+        """Return the report of this moment, as the live worker makes it."""
+        self._catch_up()
+        spec, stats = self.spec, self.engine.stats()
+        self._report_sequence += 1
+        return LoadReport(
+            replica_id=spec.replica_id,
+            url=f"http://{spec.replica_id}",
+            model=spec.model,
+            incarnation=self.incarnation,
+            sequence=self._report_sequence,
+            hash_scheme=HASH_SCHEME if spec.publishes_events else None,
+            block_size=spec.engine.block_size,
+            block_bytes=spec.engine.block_size * TOKEN_BYTES,
+            waiting_requests=stats.waiting_requests,
+            running_requests=stats.running_requests,
+            waiting_prefill_tokens=stats.waiting_prefill_tokens,
+            kv_blocks_total=stats.kv_blocks_total,
+            kv_blocks_used=stats.kv_blocks_used,
+            cached_tokens_total=stats.cached_tokens_total,
+            prompt_tokens_total=stats.prompt_tokens_total,
+            step_time_us=stats.step_time_us,
+            prefill_tokens_per_s=self._prefill_tokens_per_s,
+            draining=self.is_draining or self.is_leaving,
+        )
+
+    def sample(self) -> ReplicaSample:
+        """Return how full it is at this moment."""
+        self._catch_up()
+        scheduler = self.engine.scheduler
+        pool = scheduler.pool
+        return ReplicaSample(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_usage=pool.num_held / pool.num_usable,
+        )
+
+    def snapshot(self) -> KvSnapshot:
+        """Return all cached blocks, for a gateway that has missed something."""
+        return KvSnapshot(self.incarnation, self._batch_sequence, self.engine.cached_hashes())
+
+    def _new_engine(self) -> Engine:
+        return Engine(
+            self.spec.engine,
+            self._step_time,
+            self._sample,
+            self._extend,
+            keep_token_times=True,
+        )
+
+    def _catch_up(self) -> None:
+        """Let the engine do what it has done by now, and tell of it."""
+        progress = self.engine.advance(self._loop.now_us)
+        for sequence in progress.first_tokens:
+            self._live[sequence].on_first_token()
+        for sequence in progress.finished:
+            times = sequence.token_times
+            assert times is not None
+            self.token_gaps.update(map(sub, times[1:], times))
+            self._live.pop(sequence).on_finished()
+        self._tell_events()
+        self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        if self.is_leaving and not self._live and self.left_us is None:
+            self.is_up = False
+            self.left_us = self._loop.now_us
+
+    def _ask_to_wake(self) -> None:
+        """Be called when the step under way ends, else when the next one begins that may tell."""
+        self._wake += 1
+        engine, wake = self.engine, self._wake
+        if engine.step_ends_us is not None:
+            self._loop.at(engine.step_ends_us, Phase.END, self._end_step, wake)
+        elif engine.num_live:
+            self._loop.at(engine.quiet_until_us(), Phase.BEGIN, self._begin_step, wake)
+
+    def _begin_step(self, wake: int) -> None:
+        if wake != self._wake:
+            return
+        self._catch_up()
+        self.engine.next_end_us()
+        self._tell_events()
+        self._ask_to_wake()
+
+    def _end_step(self, wake: int) -> None:
+        if wake != self._wake:
+            return
+        self._catch_up()
+        self._ask_to_wake()
+
+    def _tell_events(self) -> None:
+        events = self.engine.drain_events()
+        if events and self.spec.publishes_events:
+            self._batch_sequence += 1
+            batch = KvEventBatch(self.incarnation, self._batch_sequence, events)
+            self._publish_events(self, batch)
+
+    def _sample(self, sequence: Sequence) -> int:
+        return self._live[sequence].output_id
+
+    def _extend(self, sequence: Sequence, num_tokens: int) -> None:
+        sequence.tokens.extend(array("I", (self._live[sequence].output_id,)) * num_tokens)
+
+
+def _prefill_tokens_per_s(spec: ReplicaSpec) -> float:
+    """Return what steps full of fresh prompt compute in a second, as the live worker says."""
+    tokens = spec.engine.max_num_batched_tokens
+    load = StepLoad(prefill_tokens=tokens, prefill_attention_pairs=tokens * tokens / 2)
+    return tokens * 1e6 / spec.step_time.step_time_us(load)
