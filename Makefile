@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test check bench docs clean
+.PHONY: install demo test check bench record-vllm compose-test docs clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "warmroute needs Python 3.11 or newer; found %d.%d; set PYTHON=" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV) || { echo "no venv module: apt-get install python3-venv"; exit 1; }
-	$(BIN)/pip install --quiet --editable '.[demo,test,dev]'
+	$(BIN)/pip install --quiet --editable '.[demo,engines,zmq,test,dev]'
 	@touch $@
 
 demo: install
@@ -28,8 +28,22 @@ check: install
 bench: install
 	$(BIN)/python -m bench.overhead
 
+# Fresh workloads through the scheduler of an installed vLLM, and the same through this engine:
+#   make record-vllm VLLM_PYTHON=.../bin/python SEED=7000 COUNT=40
+SEED ?= 1
+COUNT ?= 40
+record-vllm: install
+	@mkdir -p build
+	$(VLLM_PYTHON) -m bench.vllm_scheduler record --first-seed $(SEED) --count $(COUNT) build/vllm.jsonl.gz
+	$(BIN)/warmroute replay-scheduler build/vllm.jsonl.gz
+	$(BIN)/warmroute replay-scheduler --leap build/vllm.jsonl.gz
+
+compose-test:
+	deploy/compose-test/run
+
 docs: install
 	$(BIN)/python -m warmroute.pages docs
+	$(BIN)/python -m warmroute.dashboard deploy/grafana/warmroute.json
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

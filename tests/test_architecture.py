@@ -17,12 +17,16 @@ MAY_IMPORT = {  # the longest matching row rules a module; pure packages have th
     "router.policies": ["contract", "router.core", "router.policies"],
     "router": ["contract", "router"],
     "replicas.core": ["contract", "replicas.core"],
+    "replicas.agents.engines": ["contract", "replicas.agents.engines"],
     "replicas": ["contract", "replicas"],
     "simulator": ["contract", "router.core", "router.policies", "replicas.core", "simulator"],
     "bench": ["contract", "router", "replicas", "simulator", "warmroute", "bench"],
     "warmroute": ["contract", "router", "replicas", "simulator", "warmroute"],
 }
-PURE = {"contract", "router.core", "router.policies", "replicas.core", "simulator"}
+PURE = {
+    *("contract", "router.core", "router.policies", "replicas.core", "replicas.agents.engines"),
+    "simulator",
+}
 CONTRACT_LIBRARIES = {"msgspec", "xxhash"}
 OURS = {row.partition(".")[0] for row in MAY_IMPORT}
 PATHS = [path for package in sorted(OURS) for path in sorted((ROOT / package).rglob("*.py"))]

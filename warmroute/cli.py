@@ -19,9 +19,11 @@ from router.config import SECTIONS, RouterConfig, load_router_config, read_toml
 from router.core.policy import POLICIES
 from router.serve import run as run_gateway
 from warmroute import __version__
+from warmroute.agent import add_agent_parser
 from warmroute.demo.fleet import DemoConfig
 from warmroute.demo.run import run_demo
 from warmroute.flags import add_flags, given_flags
+from warmroute.load import add_load_parser
 from warmroute.pages import (
     configuration_markdown,
     effective_text,
@@ -31,6 +33,7 @@ from warmroute.pages import (
     policies_text,
 )
 from warmroute.plan import add_plan_parser, run_plan
+from warmroute.replay_scheduler import add_replay_scheduler_parser
 
 EXIT_CONFIG = 3
 FIRST_FLAGS = ("host", "port", "admin_host", "admin_port", "redis_url", "fleet")
@@ -63,8 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands.add_parser("demo", help="a real trace through real processes, in a table"))
     _add_router(commands.add_parser("router", help="run a gateway"))
     _add_replica(commands.add_parser("replica", help="run a replica that imitates an engine"))
+    add_agent_parser(commands)
+    add_load_parser(commands)
     add_plan_parser(commands)
     commands.choices["plan"].set_defaults(run=run_plan)
+    add_replay_scheduler_parser(commands)
     _add_page(commands, "policies", "the routing policies", policies_text, policies_markdown)
     _add_config(commands.add_parser("config", help="the effective settings and their origin"))
     _add_page(commands, "metrics", "all metrics and what they mean", metrics_text, metrics_markdown)

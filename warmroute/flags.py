@@ -26,7 +26,7 @@ def add_flags(
         parser.add_argument(
             f"--{row.name.replace('_', '-')}",
             dest=row.name,
-            metavar=row.type_name.split(" or ")[0].replace(" ", "-").upper(),
+            metavar=row.type_name.split(" or ")[0].replace(" | ", "|").replace(" ", "-").upper(),
             default=argparse.SUPPRESS,
             help=help_text,
         )

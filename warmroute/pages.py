@@ -1,4 +1,4 @@
-"""Pages made from the code, so that they cannot go stale: policies, configuration, metrics."""
+"""Pages made from the code, so that they cannot go stale: policies, configuration and the rest."""
 
 import inspect
 import sys
@@ -8,14 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from contract.options import OptionRow, option_rows
+from replicas.agents.config import AgentConfig
 from replicas.core.engine import EngineStats
+from replicas.core.scheduler_config import SchedulerConfig
+from replicas.server.collector import ReplicaCollector
 from replicas.server.config import ReplicaConfig
-from replicas.server.metrics import ReplicaCollector, ReplicaMetrics
+from replicas.server.faults import FAULTS, meaning_of
+from replicas.server.metrics import EngineMetrics, ReplicaMetrics
+from replicas.server.vllm_families import EngineView, ReplicaView
 from router.config import SECTIONS
 from router.core.exchange import state_diagram
 from router.core.policy import POLICIES, Policy
 from router.metric_table import Kind, MetricRow, metric_rows
 from warmroute.demo.fleet import DemoConfig
+from warmroute.load import LoadConfig
 
 DEFAULT_POLICY = "prefix_load"
 
@@ -51,6 +57,15 @@ def configuration_markdown() -> str:
         "(`kv_blocks` is `--kv-blocks`).\n\n" + _option_table(option_rows(ReplicaConfig)) + "\n"
     )
     parts.append(
+        "\n## The agent beside a real engine: `warmroute agent`\n\nEvery setting is a flag; "
+        "`urls` is `--url`, repeated.\n\n" + _option_table(option_rows(AgentConfig)) + "\n"
+    )
+    parts.append(
+        "\n## The load: `warmroute load`\n\nEvery setting is a flag.\n\n"
+        + _option_table(option_rows(LoadConfig))
+        + "\n"
+    )
+    parts.append(
         "\n## The demo: `warmroute demo`\n\nEvery setting is a flag.\n\n"
         + _option_table(option_rows(DemoConfig))
         + "\n"
@@ -79,6 +94,15 @@ def metrics_markdown() -> str:
     return "".join(parts)
 
 
+def faults_markdown() -> str:
+    """Return docs/faults.md."""
+    parts = [_MADE.format("make docs"), _FAULTS_HEAD]
+    for name, kind in FAULTS.items():
+        table = _option_table(option_rows(kind), "parameter")
+        parts.append(f"\n## `{name}`\n\n{meaning_of(kind)}\n\n{table}\n")
+    return "".join(parts)
+
+
 def metrics_text() -> str:
     """Return one line per metric of the gateway."""
     rows = metric_rows()
@@ -101,9 +125,11 @@ def _replica_metric_rows() -> list[MetricRow]:
     counts = {field.name: 0 for field in fields(EngineStats)} | {"kv_blocks_total": 1}
     metrics = ReplicaMetrics()
     metrics.count_refused("a code")
-    collector = ReplicaCollector(
-        metrics, lambda: EngineStats(**counts), lambda: 0, lambda: False, "a model", 16
-    )
+    metrics.faults["a fault"] = 1
+    config = SchedulerConfig()
+    engine = EngineView(0, EngineStats(**counts), EngineMetrics(config))
+    view = ReplicaView("a model", config, [engine], has_adapters=True)
+    collector = ReplicaCollector(metrics, lambda: view, lambda: 0, lambda: False)
     return [
         MetricRow(
             name=family.name + ("_total" if family.type == "counter" else ""),
@@ -125,9 +151,9 @@ def _summary(policy: type[Policy]) -> str:
     return _doc(policy).splitlines()[0].replace("`", "")
 
 
-def _option_table(rows: Iterable[OptionRow]) -> str:
+def _option_table(rows: Iterable[OptionRow], name: str = "setting") -> str:
     return _table(
-        ("setting", "value", "default", "unit", "meaning"),
+        (name, "value", "default", "unit", "meaning"),
         [
             (f"`{row.name}`", row.type_name, _default(row.default), row.unit, row.meaning)
             for row in rows
@@ -164,6 +190,7 @@ def write_pages(folder: Path) -> None:
     (folder / "policies.md").write_text(policies_markdown())
     (folder / "configuration.md").write_text(configuration_markdown())
     (folder / "metrics.md").write_text(metrics_markdown())
+    (folder / "faults.md").write_text(faults_markdown())
     architecture = folder / "architecture.md"
     architecture.write_text(with_picture(architecture.read_text()))
 
@@ -190,6 +217,31 @@ Beside the sections, `replicas` is a list of URLs (or tables `[[replicas]]` with
 policy (see policies.md).
 
 ## The gateway: `warmroute router`
+"""
+
+_FAULTS_HEAD = """
+# Faults
+
+A replica of `warmroute replica` can be told to fail, so that whoever puts a router in front of it
+can see what the router does. Set faults at the start, separated by commas:
+
+    warmroute replica --faults reset_mid_stream:after_tokens=5:share=0.1,slow_health:delay_s=2
+
+or while it runs:
+
+    curl -X PUT localhost:8000/admin/faults -d '{"freeze": {"duration_s": 5}}'
+    curl localhost:8000/admin/faults                    # what there is, is set, and has struck
+    curl -X DELETE localhost:8000/admin/faults/freeze   # or /admin/faults for all
+
+PUT (or POST) sets all that it names, or none if anything is wrong: then a 400 says what was found
+and what is known. A fault replaces one of its name and leaves the others; without parameters (`{}`)
+it has its defaults. `warmroute_engine_faults_total` counts strikes by fault.
+
+A fault with a `share` strikes by a hash of the request id (`x-request-id`, else the number of the
+request), of `--fault-seed` and of `--replica-id`: the same requests again are struck again, and
+those that one replica fails can succeed on another. Tokens are counted over all choices of an
+answer, and only chat and completion answers are struck in their middle. "Requests" are POSTs below
+`/v1/`; probes are `/health` and `/ping`.
 """
 
 _METRICS_HEAD = """

@@ -9,6 +9,7 @@ import pytest
 from router.core.exchange import state_diagram
 from warmroute.pages import (
     configuration_markdown,
+    faults_markdown,
     metrics_markdown,
     policies_markdown,
     with_picture,
@@ -23,8 +24,9 @@ ROOT = Path(__file__).parent.parent.parent
         ("policies.md", policies_markdown),
         ("configuration.md", configuration_markdown),
         ("metrics.md", metrics_markdown),
+        ("faults.md", faults_markdown),
     ],
-    ids=["policies", "configuration", "metrics"],
+    ids=["policies", "configuration", "metrics", "faults"],
 )
 def test_a_generated_page_is_current(name: str, made: object) -> None:
     assert callable(made)
