@@ -164,14 +164,15 @@ class Scheduler:
 
     def _check_fits(self, sequence: Sequence) -> None:
         config = self.config
-        length = sequence.num_tokens_max
+        length = sequence.num_prompt_tokens if sequence.pooling else sequence.num_tokens_max
         if length > config.max_model_len:
             raise NeverFitsError(
                 f"{sequence.num_prompt_tokens} prompt tokens and {sequence.max_tokens} output "
                 f"tokens make {length}, the context is {config.max_model_len}; shorten the "
                 "prompt or lower max_tokens"
             )
-        num_blocks = config.blocks_for(length - 1)  # the last token is returned, never computed
+        # The last token of an answer is returned, never computed.
+        num_blocks = config.blocks_for(length if sequence.pooling else length - 1)
         if num_blocks > self.pool.num_usable:
             raise NeverFitsError(
                 f"{length} tokens need {num_blocks} KV blocks of {config.block_size}, the engine "

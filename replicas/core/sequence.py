@@ -34,6 +34,7 @@ class Sequence:
     adapters, salts or tenants never share blocks with it. A lower ``priority`` is served first.
     ``adapter`` counts against SchedulerConfig.max_loras. A ``pooling`` sequence (an embedding, a
     score) ends when its prompt is computed and gets no token, whatever its ``max_tokens``.
+    ``prompt_hashes`` are those of the prompt's first blocks, from who has computed them already.
     """
 
     sequence_id: str
@@ -44,6 +45,7 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()
     adapter: str | None = None
     pooling: bool = False
+    prompt_hashes: InitVar[Iterable[BlockHash]] = ()
 
     tokens: "array[int]" = field(init=False)  # the prompt, then the output
     num_prompt_tokens: int = field(init=False)
@@ -67,9 +69,10 @@ class Sequence:
     finished_us: int | None = field(init=False, default=None)
     token_times: "array[int] | None" = field(init=False, default=None)  # in us, if they are kept
 
-    _hashes: list[BlockHash] = field(init=False, default_factory=list)
+    _hashes: list[BlockHash] = field(init=False)
 
-    def __post_init__(self, prompt: Iterable[int]) -> None:
+    def __post_init__(self, prompt: Iterable[int], prompt_hashes: Iterable[BlockHash]) -> None:
+        self._hashes = [*prompt_hashes]
         self.tokens = array("I", prompt)
         self.num_prompt_tokens = len(self.tokens)
         self.num_tokens_max = self.num_prompt_tokens + self.max_tokens

@@ -85,7 +85,7 @@ class Generation:
             end,
             prompt.adapter,
             rules.pooling,
-            prompt.cache_salt,
+            cache_salt=prompt.cache_salt,
         )
         text = Text(prompt.words, choice)
         self._draw = text.next_word_or_end if rules.open_ended else text.next_word

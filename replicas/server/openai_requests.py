@@ -109,12 +109,8 @@ def read_embedding_job(
         )
         raise RefusedError(Failure.INVALID_REQUEST, message, "input")
     longest = max(map(len, rendered)) // TOKEN_BYTES
-    # The engine keeps a place in the context for a token, though here none is generated.
-    if longest >= engine.max_model_len:
-        message = (
-            f"'input' has {longest} tokens, which must be fewer than this model's context of "
-            f"{engine.max_model_len}"
-        )
+    if longest > engine.max_model_len:
+        message = f"'input' has {longest} tokens, this model's context is {engine.max_model_len}"
         raise RefusedError(Failure.CONTEXT_LENGTH, message, "input")
     return EmbeddingJob(
         prompts=_prompts(rendered, models, adapter, request.cache_salt),

@@ -97,8 +97,9 @@ class AnyTraffic(RuleBasedStateMachine):
             adapter=adapter,
             pooling=pooling,
         )
-        length = len(prompt) + max_tokens
-        num_blocks = (length - 1 + BLOCK_SIZE - 1) // BLOCK_SIZE
+        length = len(prompt) + (0 if pooling else max_tokens)
+        num_computed = length if pooling else length - 1
+        num_blocks = (num_computed + BLOCK_SIZE - 1) // BLOCK_SIZE
         fits = length <= self.config.max_model_len and num_blocks < self.config.num_blocks
         before = self.engine.stats()
         try:

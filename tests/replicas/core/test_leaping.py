@@ -348,3 +348,42 @@ def test_events_of_one_step_are_in_the_order_of_the_running() -> None:
     advance_both(leaping, stepped, LATER_US)
 
     assert_equal(leaping, stepped.engine)
+
+
+def test_a_held_engine_begins_no_step_before_its_time() -> None:
+    engine, _ = counting_engine()
+    sequence = drive.sequence("0", range(4), 5)
+    engine.add(sequence, now_us=0)
+    engine.advance(11)  # the first token at 1, the second at 11
+
+    engine.hold(500)
+    engine.advance(LATER_US)
+
+    assert sequence.finished_us == 500 + 3 * 10
+
+
+def test_the_step_under_way_of_a_held_engine_ends() -> None:
+    engine, _ = counting_engine()
+    sequence = drive.sequence("0", range(4), 3)
+    engine.add(sequence, now_us=0)
+    engine.advance(1)
+    assert engine.next_end_us() == 11
+
+    engine.hold(500)
+    engine.advance(11)
+    engine.settle()
+    tokens_by_then = sequence.num_output_tokens
+    engine.advance(LATER_US)
+
+    assert (tokens_by_then, sequence.finished_us) == (2, 510)
+
+
+def test_an_idle_engine_that_is_held_waits_with_what_comes() -> None:
+    engine, _ = counting_engine()
+    engine.hold(500)
+    sequence = drive.sequence("0", range(4), 1)
+
+    engine.add(sequence, now_us=100)
+    engine.advance(LATER_US)
+
+    assert sequence.finished_us == 501

@@ -70,3 +70,11 @@ def test_a_sequence_that_just_fits_is_served_alone() -> None:
 def test_a_config_that_cannot_run_is_refused(setting: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(CONFIG, **setting)  # type: ignore[arg-type]  # the name is a parameter
+
+
+def test_a_pooling_sequence_may_fill_the_whole_context() -> None:
+    driven = drive.engine(replace(CONFIG, max_model_len=16))
+
+    driven.add(Sequence("fits", range(16), 1, drive.ROOT, pooling=True), now_us=0)
+    with pytest.raises(NeverFitsError):
+        driven.add(Sequence("does not", range(17), 1, drive.ROOT, pooling=True), now_us=0)

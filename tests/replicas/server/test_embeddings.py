@@ -119,7 +119,7 @@ async def test_prompts_share_their_blocks_with_completions(
         ({"input": ["x", 1]}, "input"),
         ({"input": [-1]}, "input"),
         ({"input": ["x"] * 129}, "input"),
-        ({"input": [1] * 64}, "input"),
+        ({"input": [1] * 65}, "input"),
         ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "x", "dimensions": 0}, "dimensions"),
         ({"input": "x", "dimensions": 1_025}, "dimensions"),
@@ -145,11 +145,11 @@ async def test_an_unknown_model_is_a_404(start: Start, http: aiohttp.ClientSessi
     assert (response.status, error["code"]) == (404, "model_not_found")
 
 
-async def test_a_prompt_may_be_as_long_as_one_that_gets_a_token(
+async def test_a_prompt_may_fill_the_whole_context(
     start: Start, http: aiohttp.ClientSession
 ) -> None:
     replica = await start(max_model_len=64)
 
-    answer = await embed(http, replica, input=[1] * 63)
+    answer = await embed(http, replica, input=[1] * 64)
 
-    assert answer["usage"]["prompt_tokens"] == 63
+    assert answer["usage"]["prompt_tokens"] == 64
