@@ -52,18 +52,20 @@ class ScaleStep:
 
 
 class Autoscaler:
-    """The rule and what it wanted of late."""
+    """The rule and what it wanted of late; ``num_replicas`` are wanted at the start."""
 
-    def __init__(self, rule: AutoscaleRule) -> None:
+    def __init__(self, rule: AutoscaleRule, num_replicas: int) -> None:
         self.rule = rule
         self._wanted: deque[tuple[int, int]] = deque()  # (when, replicas)
+        self._want(0, num_replicas)
 
     def desired(self, now_us: int, in_flight: int) -> int:
         """Return how many replicas there should be, those that start up included."""
-        rule = self.rule
-        wanted = ceil(in_flight / rule.target_in_flight)
-        wanted = min(max(wanted, rule.replicas_min), rule.replicas_max)
-        self._wanted.append((now_us, wanted))
-        while self._wanted[0][0] < now_us - rule.scale_down_delay_s * 1e6:
+        self._want(now_us, ceil(in_flight / self.rule.target_in_flight))
+        while self._wanted[0][0] < now_us - self.rule.scale_down_delay_s * 1e6:
             self._wanted.popleft()
         return max(replicas for _, replicas in self._wanted)
+
+    def _want(self, now_us: int, replicas: int) -> None:
+        rule = self.rule
+        self._wanted.append((now_us, min(max(replicas, rule.replicas_min), rule.replicas_max)))

@@ -11,6 +11,7 @@ from simulator.autoscaler import Autoscaler, ScaleStep
 from simulator.event_loop import EventLoop, Phase
 from simulator.fleet_spec import Fault, FaultKind, FleetSpec
 from simulator.outcome import Outcome
+from simulator.report_rounds import ReportRounds
 from simulator.request import SimRequest, Workload
 from simulator.sim_gateway import SimGateway
 from simulator.sim_replica import SimReplica
@@ -48,6 +49,7 @@ class FleetRun:
         self.stage_totals: list[EngineTotals] = []
         self.scale_steps: list[ScaleStep] = []
         self.stages = _stages_of(workload)
+        self._rounds = ReportRounds(spec, self.stages)
         self.loop = EventLoop()
         self.outcomes: list[Outcome] = []
         self.replicas = {
@@ -57,7 +59,9 @@ class FleetRun:
             SimGateway(spec, self.loop, self.replicas, self._end) for _ in range(spec.num_gateways)
         ]
         self._on_end = on_end
-        self._scaler = Autoscaler(spec.autoscale) if spec.autoscale is not None else None
+        self._scaler = (
+            Autoscaler(spec.autoscale, len(spec.replicas)) if spec.autoscale is not None else None
+        )
         self._stage_index = -1
         self._num_open = 0  # requests of the stage that have not ended
         self._num_under_way = 0
@@ -72,7 +76,8 @@ class FleetRun:
             self.loop.at(fault.at_us, Phase.END, self._strike, fault)
         for each in self.spec.replicas:
             if each.joins_us:
-                self.loop.at(each.joins_us, Phase.END, self._tell, self.replicas[each.replica_id])
+                replica = self.replicas[each.replica_id]
+                self.loop.at(each.joins_us, Phase.END, self._welcome, replica)
         self._report()
         self._sample()
         self._autoscale()
@@ -149,15 +154,19 @@ class FleetRun:
             and not self._loses(timing.report_loss, f"report {replica.spec.replica_id}")
         ]
         self.loop.at(now_us + delay_us, Phase.END, self._read, reports, delay_us)
-        if timing.report_interval_us is not None:
-            self.loop.at(now_us + timing.report_interval_us, Phase.END, self._report)
+        next_us = self._rounds.next_us(now_us)
+        if next_us is not None:
+            self.loop.at(next_us, Phase.END, self._report)
 
     def _tell(self, replica: SimReplica) -> None:
         """Let a replica report out of turn, when it joins and when it begins to leave."""
+        delay_us = self.spec.timing.report_delay_us
+        due_us = self.loop.now_us + delay_us
+        self.loop.at(due_us, Phase.END, self._read, [replica.report()], delay_us)
+
+    def _welcome(self, replica: SimReplica) -> None:
         if replica.is_up:
-            delay_us = self.spec.timing.report_delay_us
-            due_us = self.loop.now_us + delay_us
-            self.loop.at(due_us, Phase.END, self._read, [replica.report()], delay_us)
+            self._tell(replica)
 
     def _read(self, reports: list[LoadReport], age_us: int) -> None:
         now_us = self.loop.now_us
@@ -212,8 +221,10 @@ class FleetRun:
         joining = [self._join() for _ in range(desired - len(staying))]
         leaving = staying[desired:]  # who came last goes first
         for replica in leaving:
+            is_known = replica.is_up and replica.spec.joins_us <= now_us
             replica.leave()
-            self._tell(replica)
+            if is_known:
+                self._tell(replica)
         if joining or leaving:
             names = tuple(replica.spec.replica_id for replica in leaving)
             step = ScaleStep(now_us, self._num_under_way, tuple(joining), names)
@@ -230,7 +241,7 @@ class FleetRun:
         assert spec.replica_id not in self.replicas
         replica = SimReplica(spec, self.loop, self._publish)
         self.replicas[spec.replica_id] = replica
-        self.loop.at(joins_us, Phase.END, self._tell, replica)
+        self.loop.at(joins_us, Phase.END, self._welcome, replica)
         return spec.replica_id
 
     def _totals(self) -> EngineTotals:

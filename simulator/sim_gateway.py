@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 
-from contract.blocks import root_hash
+from contract.blocks import TOKEN_BYTES, BlockHash, root_hash
 from contract.failures import Failure
 from contract.kv_events import KvEventBatch, KvSnapshot
 from contract.openai_api import Usage
@@ -174,6 +174,7 @@ class Exchange:
             request.output_tokens,
             _root_of(replica.spec.model),
             request.priority,
+            prompt_hashes=self._chain_for(replica),
         )
         service = Service(
             sequence, request.output_id, self._first_token, self._finished, self._lost
@@ -185,6 +186,12 @@ class Exchange:
             failure, attempt_outcome = _REFUSALS[refusal]
             self._release(attempt_outcome)
             self._retry_or(failure, End.REFUSED if refusal is Refusal.NEVER_FITS else End.FAILED)
+
+    def _chain_for(self, replica: SimReplica) -> list[BlockHash]:
+        """Return the prompt's chain in that replica's blocks, cut once for gateway and engine."""
+        spec = replica.spec
+        key = (spec.engine.block_size * TOKEN_BYTES, spec.model)
+        return self._route.chain(key)
 
     def _first_token(self) -> None:
         now_us = self._loop.now_us + self._gateway.timing.send_delay_us

@@ -79,7 +79,7 @@ class Summary:
         "prefill computed", "tokens", "by the engines, recomputed ones included"
     )
     recomputed_tokens: int = figure(
-        "prefill recomputed", "tokens", "computed again after a preemption"
+        "prefill recomputed", "tokens", "computed again, after a preemption or a lost replica"
     )
     wasted_tokens: int = figure(
         "tokens wasted", "tokens", "of prompt and output, for requests that were not completed"
@@ -117,7 +117,7 @@ def summarise_stages(run: FleetRun, stages: Collection[int], slo: Slo | None = N
     output_tokens = sum(each.output_tokens for each in outcomes)
     totals = [run.stage_totals[index] for index in stages]
     prefill = [sum(each.prefill_tokens.get(name, 0) for each in totals) for name in run.replicas]
-    needed = sum(each.request.prompt_tokens - each.cached_tokens for each in outcomes)
+    needed = sum(map(_uncached, outcomes))
     makespan_s = sum(_makespan_s(outcomes, index) for index in stages)
     judged = slo or Slo()
     return Summary(
@@ -168,9 +168,13 @@ def _counted(parts: Iterable[Counter[int]]) -> Spread:
 
 
 def _spent(outcome: Outcome) -> int:
+    return _uncached(outcome) + outcome.output_tokens
+
+
+def _uncached(outcome: Outcome) -> int:
     if outcome.queue_us is None:  # no engine has admitted it
         return 0
-    return outcome.request.prompt_tokens - outcome.cached_tokens + outcome.output_tokens
+    return outcome.request.prompt_tokens - outcome.cached_tokens
 
 
 def _by_replica(run: FleetRun, outcomes: Iterable[Outcome]) -> dict[str, int]:

@@ -63,7 +63,7 @@ class Timeline:
     def _track(self, replica_id: str) -> Track:
         samples = [each.get(replica_id) for _, each in self._samples]
         return Track(
-            running=tuple(each and each.running for each in samples),
-            waiting=tuple(each and each.waiting for each in samples),
-            kv_usage=tuple(each and each.kv_usage for each in samples),
+            running=tuple(None if each is None else each.running for each in samples),
+            waiting=tuple(None if each is None else each.waiting for each in samples),
+            kv_usage=tuple(None if each is None else each.kv_usage for each in samples),
         )

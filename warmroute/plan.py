@@ -16,6 +16,7 @@ routing     a list with, for each policy: policy, chosen_replicas (counted from 
 steptime    engines by name, each with engine (its constants), total, by and without (scores of
             groups: rows, mape, median, p90, bias); left_out, a list of reason and rows
 validate    catalogue and, by run, calibrated: engine, comparisons (run, measured, predicted)
+size        fit, load, cut, chosen, spare, baseline (fleets), saved_*, rates, knee, sweep, what_if
 
 Times end in ``_us``, microseconds; ``_bytes`` and ``tokens`` are what they say; shares are 0..1.
 """
@@ -45,7 +46,9 @@ from simulator.routing import (
     parse_choice,
     plan_routing,
 )
+from simulator.size_settings import SizeSettings
 from warmroute.flags import add_flags, given_flags
+from warmroute.plan_size import add_size_flags, find_size, shown
 from warmroute.plan_steptime import (
     StepTimeInputs,
     add_steptime_flags,
@@ -178,6 +181,12 @@ def _plan_validate(args: argparse.Namespace) -> Planned:
     return Planned(inputs, results, validate_text(inputs, results))
 
 
+def _plan_size(args: argparse.Namespace) -> Planned:
+    settings = _settings(args, SizeSettings)
+    results = find_size(settings, _read_model(settings.model), args.jobs)
+    return Planned(settings, results, shown(results, settings, args))
+
+
 def _example() -> dict[str, Planned]:
     example = compute_example()
     admission = replace(AdmissionSettings(), kv_tokens=example.capacity.kv_tokens)
@@ -282,5 +291,6 @@ PARTS = {
     "validate": Part(
         add_validate_flags, "the engine core against recorded runs of vLLM", _plan_validate
     ),
+    "size": Part(add_size_flags, "GPUs that hold an SLO, found by simulation", _plan_size),
 }
 """The parts but for the example, by name."""

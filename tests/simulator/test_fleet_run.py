@@ -17,6 +17,7 @@ from simulator.fleet_run import FleetRun
 from simulator.fleet_spec import Fault, FaultKind, FleetSpec, ReplicaSpec, Timing
 from simulator.laws import check_laws
 from simulator.outcome import End, Outcome
+from simulator.report_rounds import ReportRounds
 from simulator.request import Segment, SimRequest, Workload
 from simulator.workload.stages import Stage, StagedWorkload
 
@@ -139,6 +140,39 @@ def test_a_client_with_a_limit_holds_requests_back_and_counts_from_sending_them(
     assert {each.ttft_us for each in outcomes} == {1_000}
 
 
+@pytest.mark.parametrize("gateways", [1, 3])
+def test_reports_that_are_left_out_change_nothing(
+    gateways: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = Draws("rounds", gateways)
+    requests = [
+        request(
+            number,
+            (1 + draws.below(5), 30),
+            (10 + number, 1 + draws.below(20)),
+            output=1 + draws.below(30),
+            arrival_us=draws.below(20) * 300_000 + draws.below(20_000),  # in bursts
+        )
+        for number in range(150)
+    ]
+    timing = Timing(report_interval_us=10_000, report_delay_us=2_000)
+    runs = []
+    for next_us in (ReportRounds.next_us, lambda _, now_us: now_us + 10_000):
+        monkeypatch.setattr(ReportRounds, "next_us", next_us)
+        fleet_run = FleetRun(
+            fleet(3, num_gateways=gateways, timing=timing), Workload("", "", tuple(requests))
+        )
+        fleet_run.run()
+        runs.append(fleet_run)
+
+    lean, full = runs
+
+    assert [(o.request.request_id, o.replica_id, o.e2e_us) for o in lean.outcomes] == [
+        (o.request.request_id, o.replica_id, o.e2e_us) for o in full.outcomes
+    ]
+    assert lean._num_rounds < full._num_rounds / 3
+
+
 REQUESTS: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
     st.builds(
         dict,
@@ -223,7 +257,7 @@ def test_laws_hold_whatever_happens(
 @pytest.mark.parametrize("servers", [1, 3])
 def test_waiting_times_are_those_of_queueing_theory(servers: int) -> None:
     """M/G/1 by Pollaczek and Khinchine; M/M/k by Erlang's C, with service geometric in steps."""
-    step_us, steps_mean, load, count = 1_000, 20, 0.7, 20_000
+    step_us, steps_mean, load, count = 1_000, 20, 0.7, 8_000
     draws = Draws("queueing", servers)
     engine = SchedulerConfig(num_blocks=400, block_size=16, max_num_seqs=1)
     spec = FleetSpec(
@@ -251,7 +285,9 @@ def test_waiting_times_are_those_of_queueing_theory(servers: int) -> None:
 
     waits = [(outcome.queue_us or 0) for outcome in outcomes.values()]
     services = [each.output_tokens * step_us for each in requests]
-    assert sum(waits) / count == pytest.approx(expected_wait_us(servers, services, now_us), rel=0.1)
+    assert sum(waits) / count == pytest.approx(
+        expected_wait_us(servers, services, now_us), rel=0.15
+    )
 
 
 def expected_wait_us(servers: int, services: list[int], span_us: float) -> float:
