@@ -39,12 +39,14 @@ def policies_markdown() -> str:
     """Return docs/policies.md."""
     parts = [_MADE.format("warmroute policies --markdown"), _POLICIES_HEAD]
     for name, policy in sorted(POLICIES.items()):
+        if not policy.__module__.startswith("router.policies."):
+            continue  # of another package: not everybody has it
         default = " (the default)" if name == DEFAULT_POLICY else ""
         parts.append(f"\n## `{name}`{default}\n\n{_doc(policy)}\n")
         rows = list(option_rows(policy))
         if rows:
             parts.append(f"\n{_option_table(rows)}\n")
-    return "".join(parts)
+    return "".join([*parts, _POLICIES_TAIL])
 
 
 def configuration_markdown() -> str:
@@ -202,6 +204,53 @@ A policy chooses one of the eligible replicas for one request. It is a pure func
 and of what the gateway believes of each replica (its own leases, and what reports show beyond
 them), so a decision can be replayed. Choose one with `warmroute router --policy NAME`; its settings
 go under `[policy.NAME]` in the TOML file or `--set policy.NAME.SETTING=VALUE`.
+"""
+
+_POLICIES_TAIL = """
+## A policy of your own
+
+A policy is a class in one file, which need not be in this repository. `CostPolicy` gives each
+replica a cost and takes the least; `Policy` chooses as it likes. It must depend on the request and
+the replicas alone: no state, no clock, not the order of the list, and where it draws, by the
+request's id (`draw`, `draw_one`).
+
+```python
+from dataclasses import dataclass
+from typing import ClassVar
+
+from contract.options import option
+from router.core.policy import CostPolicy
+from router.core.view import ReplicaView, RouteRequest
+
+
+@dataclass(frozen=True)
+class Frugal(CostPolicy):
+    \"""Choose the most of the prompt cached, less so much for each request on the replica.\"""
+
+    name: ClassVar[str] = "frugal"
+    unit: ClassVar[str] = "tokens"
+
+    prefix_tokens_max: int = option(50_000, "tokens", "of a match that count")
+    request_tokens: int = option(100, "tokens", "what one request on the replica costs")
+
+    def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
+        matched_tokens = request.matched_tokens.get(replica.slot, 0)
+        return self.request_tokens * replica.requests - min(matched_tokens, self.prefix_tokens_max)
+```
+
+Its package names it in the group `warmroute.policies`, here in `pyproject.toml`:
+
+```toml
+[project.entry-points."warmroute.policies"]
+frugal = "frugal:Frugal"
+```
+
+Once that is installed beside warmroute, `warmroute policies` lists it, `--policy frugal` chooses it
+and `[policy.frugal]` sets its options. One that cannot be loaded is listed with the reason, and
+stops the start only if it is chosen. What a policy may read is in `router/core/view.py`: the
+`own_*` and `foreign_*` figures count what was sent since the last report, the others are as last
+reported and None if they never were. `python -m bench.policies --policy frugal` compares it with
+the rest on recorded traffic.
 """
 
 _CONFIGURATION_HEAD = """

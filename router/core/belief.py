@@ -131,7 +131,7 @@ class Belief:
         self.mismatch = mismatch_of(report)
         self.view.url = report.url
         self.view.model = report.model
-        self.view.kv_usage = report.kv_usage
+        self._copy_reported(report)
         if self.tells_prefill_speed:
             assert report.prefill_tokens_per_s is not None
             self.view.prefill_tokens_per_s = report.prefill_tokens_per_s
@@ -139,6 +139,16 @@ class Belief:
             assert report.block_bytes is not None
             self.block_bytes = report.block_bytes
         self._count_foreign(report)
+
+    def _copy_reported(self, report: LoadReport) -> None:
+        """Let policies see what the report tells, as it is: not counted on since."""
+        view = self.view
+        view.kv_usage = report.kv_usage
+        view.kv_blocks_used = report.kv_blocks_used
+        view.kv_blocks_total = report.kv_blocks_total
+        view.kv_block_tokens = report.block_size
+        view.running_requests = report.running_requests
+        view.waiting_requests = report.waiting_requests
 
     def note_own_load(self) -> None:
         """Raise the peak; called whenever our own load has grown."""

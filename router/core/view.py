@@ -33,7 +33,12 @@ class ReplicaView:
     own_ahead_tokens: int = 0  # uncached prompt tokens of own leases before their first byte
     foreign_requests: int = 0
     foreign_ahead_tokens: int = 0
-    kv_usage: float | None = None  # 0..1 as reported
+    kv_usage: float | None = None  # 0..1 as reported, as are the next five; None: not told
+    kv_blocks_used: int | None = None  # held by sequences
+    kv_blocks_total: int | None = None
+    kv_block_tokens: int | None = None
+    running_requests: int | None = None  # of all gateways, at the time of the report
+    waiting_requests: int | None = None
     prefill_tokens_per_s: float = 1.0  # reported, else the configured prior; never zero
 
     @property

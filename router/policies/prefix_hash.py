@@ -1,23 +1,19 @@
 """Prefix hash: the same beginning always to the same replica, found without any state."""
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from math import ceil, inf
 from typing import ClassVar
 
-from xxhash import xxh3_64_intdigest
-
 from contract.options import option
-from router.core.policy import Policy, draw_one, register
+from router.core.policy import Policy, register
 from router.core.view import ReplicaView, RouteRequest
+from router.policies.hash_ring import hash_text, walk_ring
+from router.policies.picks import least_loaded
 
 POINTS_PER_REPLICA = 128
 """Shares of the ring differ by about 1/sqrt(128) = 9 % between replicas."""
-
-_RINGS_MAX = 16  # sets of eligible replicas whose ring is kept; a ring of 8 takes 1 ms to make
 
 
 class Placement(Enum):
@@ -68,8 +64,7 @@ class PrefixHash(Policy):
     def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
         key = self._key_of(request)
         if key is None:
-            fewest = min(replica.requests for replica in eligible)
-            return draw_one(request, [r for r in eligible if r.requests == fewest])
+            return least_loaded(request, eligible)
         by_id = {replica.replica_id: replica for replica in eligible}
         order = self._order(key, tuple(sorted(by_id)))
         if self.load_factor is None:
@@ -81,7 +76,7 @@ class PrefixHash(Policy):
 
     def _key_of(self, request: RouteRequest) -> int | None:
         if self.key is Key.SESSION and request.session_key is not None:
-            return xxh3_64_intdigest(request.session_key.encode("utf-8", "surrogatepass"))
+            return hash_text(request.session_key)
         return request.prefix_key
 
     def _order(self, key: int, replica_ids: tuple[str, ...]) -> Iterator[str]:
@@ -90,26 +85,4 @@ class PrefixHash(Policy):
             home = key % len(replica_ids)
             yield from replica_ids[home:] + replica_ids[:home]
             return
-        ring = _ring(replica_ids)
-        home = bisect_left(ring.points, key)
-        seen: set[str] = set()
-        for owner in ring.owners[home:] + ring.owners[:home]:
-            if owner not in seen:
-                seen.add(owner)
-                yield owner
-
-
-@dataclass(frozen=True)
-class _Ring:
-    points: list[int]  # sorted
-    owners: list[str]  # replica ids, one for each point
-
-
-@lru_cache(_RINGS_MAX)
-def _ring(replica_ids: tuple[str, ...]) -> _Ring:
-    placed = sorted(
-        (xxh3_64_intdigest(f"{replica_id}\0{n}".encode("utf-8", "surrogatepass")), replica_id)
-        for replica_id in replica_ids
-        for n in range(POINTS_PER_REPLICA)
-    )
-    return _Ring([point for point, _ in placed], [owner for _, owner in placed])
+        yield from walk_ring(key, replica_ids, POINTS_PER_REPLICA)

@@ -175,8 +175,8 @@ def test_a_secret_is_masked_where_it_is_shown(url: str) -> None:
         ({"log": {"log_level": "loud"}}, "'loud'", "expected one of debug, info"),
         ({"log": {"log_requests": "perhaps"}}, "'perhaps'", "expected true or false"),
         ({"policy": "prefix_load"}, "[policy] is 'prefix_load'", "expected a table"),
-        ({"policy": {"name": "best"}}, "no policy 'best'", "known: least_loaded"),
-        ({"policy": {"best": {}}}, "no setting 'best'", "known: name, least_loaded"),
+        ({"policy": {"name": "best"}}, "no policy 'best'", "known: cache_aware"),
+        ({"policy": {"best": {}}}, "no setting 'best'", "known: name, cache_aware"),
         ({"policy": {"round_robin": {"x": 1}}}, "no setting 'x'", "[policy.round_robin]"),
         ({"policy": {"prefix_load": 3}}, "is 3", "expected a table"),
         ({"replicas": URL}, repr(URL), "expected a list"),
@@ -200,14 +200,14 @@ def test_a_mistake_in_the_file_says_what_was_found_and_expected(
     ("flags", "found", "expected"),
     [
         ({"prot": "1"}, "'prot'", "known: host, port"),
-        ({"policy": "best"}, "no policy 'best'", "known: least_loaded"),
+        ({"policy": "best"}, "no policy 'best'", "known: cache_aware"),
         ({"port": "many"}, "'many'", "expected whole number"),
         ({"set": ["port=1"]}, "'port=1'", "expected SECTION.SETTING=VALUE"),
         ({"set": ["gateway.port"]}, "'gateway.port'", "expected SECTION.SETTING=VALUE"),
         ({"set": ["gate.port=1"]}, "no section 'gate'", "known: gateway, routing"),
         ({"set": ["gateway.prot=1"]}, "no setting 'prot'", "known: host, port"),
         ({"set": ["policy.best.x=1"]}, "no section 'policy.best'", "policy.prefix_load"),
-        ({"set": ["policy.name=best"]}, "no policy 'best'", "known: least_loaded"),
+        ({"set": ["policy.name=best"]}, "no policy 'best'", "known: cache_aware"),
     ],
 )
 def test_a_mistake_in_a_flag_says_what_was_found_and_expected(

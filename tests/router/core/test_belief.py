@@ -108,6 +108,24 @@ def test_unknown_load_is_not_taken_for_none_and_other_gateways_still_count() -> 
     assert (view.requests, view.ahead_tokens, view.kv_usage) == (4, 900, None)
 
 
+def test_what_a_policy_sees_of_a_report_is_as_reported_and_unknown_until_then() -> None:
+    fleet = make_fleet()
+    view = fleet.add_static("http://a", "a", now_us=0)
+    names = ["kv_blocks_used", "kv_blocks_total", "kv_block_tokens"]
+    names += ["running_requests", "waiting_requests"]
+    before = [getattr(view, name) for name in names]
+
+    fields = {"kv_blocks_used": 30, "kv_blocks_total": 90, "block_size": 16}
+    fleet.on_report(make_report("a", 1, **fields, running_requests=2, waiting_requests=5), 0, 0)
+    told = [getattr(view_of(fleet, "a"), name) for name in names]
+    fleet.on_report(make_report("a", 2, kv_blocks_used=31, running_requests=None), 0, 1)
+
+    assert before == [None] * 5
+    assert told == [30, 90, 16, 2, 5]
+    assert view_of(fleet, "a").kv_blocks_used == 31
+    assert view_of(fleet, "a").running_requests is None
+
+
 def test_prefill_speed_is_the_reported_one_else_the_prior() -> None:
     fleet = make_fleet(prefill_tokens_per_s=5000.0)
     fleet.on_report(make_report("a", prefill_tokens_per_s=1234.0), 0, 0)

@@ -6,6 +6,7 @@ import pytest
 
 from contract.options import SettingError
 from router.core.policy import build_policy
+from router.policies.hash_ring import walk_ring
 from router.policies.least_loaded import LeastLoaded
 from router.policies.prefix_capped import PrefixCapped, Tie
 from router.policies.prefix_hash import Key, Placement, PrefixHash
@@ -88,6 +89,13 @@ def test_prefix_hash_keeps_a_key_on_one_replica_and_uses_all() -> None:
     assert all(len(home) == 1 for home in homes.values())
     shares = Counter(name for home in homes.values() for name in home)
     assert set(shares) == set("abcd")
+
+
+def test_the_walk_round_the_ring_meets_each_replica_once_from_its_home_on() -> None:
+    walks = [list(walk_ring(key << 56, ("a", "b", "c"), points=8)) for key in range(256)]
+
+    assert all(sorted(walk) == ["a", "b", "c"] for walk in walks)
+    assert {walk[0] for walk in walks} == {walk[1] for walk in walks} == {"a", "b", "c"}
 
 
 def test_prefix_hash_moves_only_the_keys_of_a_replica_that_left() -> None:

@@ -1,0 +1,127 @@
+"""How fast the fleet simulator is: requests per CPU second and peak memory, a process for each row.
+
+    python -m bench.simulator                 # the conversation trace; a minute or two
+    python -m bench.simulator --large         # and 1,000 replicas, and a million requests
+
+NVIDIA's AISimulate (Rust) replays the first row's trace at 2,080 requests/s of wall time on a
+2-core machine (research notes of this project, measured with aisimulate 0.13.0.dev).
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import router.policies  # noqa: F401  # registers every policy by its name
+from replicas.core.scheduler_config import SchedulerConfig
+from replicas.core.step_time import FixedStepTime
+from router.core.config import RoutingConfig
+from router.core.policy import build_policy
+from simulator.fleet_run import FleetRun
+from simulator.fleet_spec import FleetSpec, ReplicaSpec, Timing
+from simulator.summary import summarise
+from warmroute.workloads import open_workload
+
+STEP = FixedStepTime(prefill_us=100_000, decode_us=20_000)
+AISIMULATE_PER_S = 2_080
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row. ``kv_tokens`` is of each replica."""
+
+    workload: str
+    replicas: int
+    block_size: int
+    policy: str
+    kv_tokens: int = 1_024_000
+    num_gateways: int = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one row gave."""
+
+    requests: int
+    hit_rate: float
+    cpu_s: float
+    peak_mib: float
+
+
+CASES = (
+    Case("conversation", 8, 512, "round_robin"),
+    Case("conversation", 8, 512, "prefix_load"),
+    Case("conversation", 8, 16, "prefix_load"),
+    Case("conversation,rate_scale=8", 64, 512, "prefix_load"),
+)
+LARGE = (
+    Case("conversation,rate_scale=32", 256, 512, "prefix_load"),
+    Case("conversation,rate_scale=125", 1_000, 512, "prefix_load"),
+    Case("groups,requests=1000000,groups=5000,rate=400", 64, 512, "prefix_load"),
+)
+
+
+def measure(case: Case) -> Measured:
+    """Run one row in this process."""
+    engine = SchedulerConfig(
+        num_blocks=case.kv_tokens // case.block_size + 1,
+        block_size=case.block_size,
+        max_num_batched_tokens=8_192,
+        max_num_seqs=256,
+        max_model_len=1 << 20,
+    )
+    replicas = [
+        ReplicaSpec(replica_id=f"replica-{index}", model="m", engine=engine, step_time=STEP)
+        for index in range(case.replicas)
+    ]
+    spec = FleetSpec(
+        replicas=replicas,
+        policy=build_policy(case.policy, {}),
+        num_gateways=case.num_gateways,
+        routing=RoutingConfig(index_entries_max=50_000_000),
+        timing=Timing(report_interval_us=None),
+    )
+    run = FleetRun(spec, open_workload(case.workload))
+    began_s = time.process_time()
+    outcomes = run.run()
+    cpu_s = time.process_time() - began_s
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
+    return Measured(len(outcomes), summarise(run).hit_actual, cpu_s, peak_mib)
+
+
+def in_process(case: Case) -> Measured:
+    """Run one row in a process of its own, so that its peak of memory is its own."""
+    argv = [sys.executable, "-m", "bench.simulator", "--case", json.dumps(asdict(case))]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    return Measured(**json.loads(done.stdout))
+
+
+def main() -> int:
+    """Print a row for each case."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--large", action="store_true", help="also the rows that take minutes")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(asdict(measure(Case(**json.loads(args.case))))))
+        return 0
+    print(
+        "workload                            replicas  block  policy       requests/CPU s  hit rate"
+    )
+    for case in CASES + (LARGE if args.large else ()):
+        got = in_process(case)
+        per_s = got.requests / got.cpu_s
+        print(
+            f"{case.workload[:34]:<34}  {case.replicas:>8}  {case.block_size:>5}  "
+            f"{case.policy:<11}  {per_s:>14,.0f}  {got.hit_rate:>8.4f}  "
+            f"{got.peak_mib:,.0f} MiB, {per_s / AISIMULATE_PER_S:.2f} x AISimulate",
+            flush=True,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
