@@ -126,12 +126,14 @@ class PrefixIndex:
     def remove(self, slot: int, blocks: Iterable[BlockHash]) -> None:
         """Take in that the replica no longer holds ``blocks``, whatever was predicted."""
         state = self._slots[slot]
+        gone: list[BlockHash] = []
         for block in blocks:
             if block in state.confirmed:
                 state.confirmed.remove(block)
             elif state.owner.pop(block, None) is None:
                 continue
-            self._unset(state, (block,))
+            gone.append(block)
+        self._unset(state, gone)
 
     def replace(self, slot: int, blocks: Iterable[BlockHash]) -> None:
         """Take in a snapshot: ``blocks`` and no others are confirmed. Predictions stay."""
