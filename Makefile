@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test check bench record-vllm compose-test docs clean
+.PHONY: install demo test check bench validate record-vllm compose-test docs fuzz clean
 
 install: $(VENV)/.installed
 
@@ -17,16 +17,20 @@ demo: install
 	$(BIN)/warmroute demo
 
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 check: install
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary
-	$(BIN)/pytest -n auto --hypothesis-profile fast -m 'not blackbox and not live'
+	$(BIN)/pytest -n auto --hypothesis-profile fast -m 'not blackbox and not live and not long'
 
 bench: install
 	$(BIN)/python -m bench.overhead
+
+# The simulator against what is known: about 20 minutes of CPU time. A miss does not end it.
+validate: install
+	-$(BIN)/warmroute simulate validate --markdown docs/validation.md
 
 # Fresh workloads through the scheduler of an installed vLLM, and the same through this engine:
 #   make record-vllm VLLM_PYTHON=.../bin/python SEED=7000 COUNT=40
@@ -37,6 +41,12 @@ record-vllm: install
 	$(VLLM_PYTHON) -m bench.vllm_scheduler record --first-seed $(SEED) --count $(COUNT) build/vllm.jsonl.gz
 	$(BIN)/warmroute replay-scheduler build/vllm.jsonl.gz
 	$(BIN)/warmroute replay-scheduler --leap build/vllm.jsonl.gz
+
+# Random fleets, workloads and accidents in virtual time: make fuzz SEEDS=10000 FIRST=200
+SEEDS ?= 2000
+FIRST ?= 200
+fuzz: install
+	$(BIN)/warmroute simulate fuzz --seeds $(SEEDS) --first $(FIRST)
 
 compose-test:
 	deploy/compose-test/run

@@ -34,6 +34,7 @@ from warmroute.pages import (
 )
 from warmroute.plan import add_plan_parser, run_plan
 from warmroute.replay_scheduler import add_replay_scheduler_parser
+from warmroute.simulate import add_simulate_parser
 
 EXIT_CONFIG = 3
 FIRST_FLAGS = ("host", "port", "admin_host", "admin_port", "redis_url", "fleet")
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add_load_parser(commands)
     add_plan_parser(commands)
     commands.choices["plan"].set_defaults(run=run_plan)
+    add_simulate_parser(commands)
     add_replay_scheduler_parser(commands)
     _add_page(commands, "policies", "the routing policies", policies_text, policies_markdown)
     _add_config(commands.add_parser("config", help="the effective settings and their origin"))

@@ -254,6 +254,7 @@ def test_laws_hold_whatever_happens(
     run(spec, *requests)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("servers", [1, 3])
 def test_waiting_times_are_those_of_queueing_theory(servers: int) -> None:
     """M/G/1 by Pollaczek and Khinchine; M/M/k by Erlang's C, with service geometric in steps."""

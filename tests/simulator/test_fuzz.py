@@ -17,6 +17,7 @@ from simulator.workload.catalogue import ENTRIES, Needs
 SEEDS, PART = 200, 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))
 def test_the_laws_hold_on_random_fleets(first: int) -> None:
     for seed in range(first, first + PART):
@@ -42,6 +43,7 @@ def test_every_generator_is_drawn_from() -> None:
     assert {fuzz_case(seed).workload.name for seed in range(SEEDS)} == generators
 
 
+@pytest.mark.long
 def test_the_cases_cover_what_a_fleet_can_be() -> None:
     specs = [fuzz_case(seed).spec for seed in range(SEEDS)]
 

@@ -20,6 +20,8 @@ from warmroute.plan_validate import (
     validate_text,
 )
 
+pytestmark = pytest.mark.long
+
 PAGE = Path("docs/step-time.md")
 TPOT_ERROR_MAX = 0.05
 MAKESPAN_ERROR_MAX = 0.05

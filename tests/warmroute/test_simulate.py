@@ -72,6 +72,7 @@ def test_run_writes_json_and_a_page_that_loads_nothing(tmp_path: Path) -> None:
         ElementTree.fromstring(picture)  # noqa: S314  # our own text
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
     paths = [tmp_path / "0", tmp_path / "1"]
     lossy = ["--set", "timing.event_loss=0.2", "--set", "timing.report_loss=0.2"]
@@ -92,6 +93,7 @@ def test_equal_seeds_give_equal_bytes_whatever_the_hash_seed(tmp_path: Path) -> 
     assert pages[0] == pages[1]
 
 
+@pytest.mark.long
 def test_results_do_not_depend_on_the_number_of_processes() -> None:
     experiments = [replace(EXPERIMENT, policy=p) for p in ("round_robin", "prefix_load")]
     told: list[int] = []
@@ -103,6 +105,7 @@ def test_results_do_not_depend_on_the_number_of_processes() -> None:
     assert sum(told) == 80
 
 
+@pytest.mark.long
 def test_compare_has_a_row_for_every_policy_and_an_interval_over_seeds(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -307,6 +310,7 @@ def test_fuzz_prints_how_to_try_a_bad_seed_again(
     assert "1 seeds fail" in out
 
 
+@pytest.mark.long
 def test_a_png_has_the_same_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "out.png"

@@ -31,6 +31,7 @@ def with_step(recording: Recording, index: int, **fields: Any) -> Recording:
     return msgspec.structs.replace(recording, steps=steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("leap", [False, True])
 @pytest.mark.parametrize("name", RECORDED)
 def test_every_recorded_step_is_vllms(name: str, leap: bool) -> None:
