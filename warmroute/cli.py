@@ -32,9 +32,9 @@ from warmroute.pages import (
     policies_markdown,
     policies_text,
 )
-from warmroute.plan import add_plan_parser, run_plan
+from warmroute.plan.command import add_plan_parser, run_plan
 from warmroute.replay_scheduler import add_replay_scheduler_parser
-from warmroute.simulate import add_simulate_parser
+from warmroute.simulate.command import add_simulate_parser
 
 EXIT_CONFIG = 3
 FIRST_FLAGS = ("host", "port", "admin_host", "admin_port", "redis_url", "fleet")

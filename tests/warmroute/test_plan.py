@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from warmroute.plan import add_plan_parser, run_plan
+from warmroute.plan.command import add_plan_parser, run_plan
 
 LLAMA_CONFIG = {
     "model_type": "llama",

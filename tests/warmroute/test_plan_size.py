@@ -8,9 +8,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from contract.options import SettingError
-from simulator.size_settings import SizeSettings
+from simulator.sizing.settings import SizeSettings
 from warmroute.cli import _parser, main
-from warmroute.plan_size import source_of
+from warmroute.plan.size import source_of
 from warmroute.workloads import parse_workload, read_workload
 
 SMALL = (

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from warmroute.plan import add_plan_parser, run_plan
-from warmroute.plan_picture import picture_svg
+from warmroute.plan.command import add_plan_parser, run_plan
+from warmroute.plan.picture import picture_svg
 
 FILE = "tests/data/aic/aic_silicon_dense_agg.csv.gz"
 PAGE = Path("docs/step-time.md")

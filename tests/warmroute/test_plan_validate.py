@@ -7,9 +7,9 @@ import pytest
 
 from contract.options import SettingError
 from replicas.core.step_time import VLLM
-from simulator.run_check import RunCheck, check_runs
-from warmroute.plan import add_plan_parser, run_plan
-from warmroute.plan_validate import (
+from simulator.measured.run_check import RunCheck, check_runs
+from warmroute.plan.command import add_plan_parser, run_plan
+from warmroute.plan.validate import (
     CALIBRATED_ON,
     RUNS,
     ValidateInputs,

@@ -21,13 +21,13 @@ from router.core.policy import POLICIES
 from simulator import fuzz
 from simulator.fleet_spec import FaultKind
 from simulator.plot import Plot
-from warmroute import simulate_fuzz
 from warmroute.cli import main
-from warmroute.simulate_figures import Row, knee_of
-from warmroute.simulate_jobs import Result, TimelineSettings, run_all, run_experiment
-from warmroute.simulate_plots import run_plots, sweep_plots
-from warmroute.simulate_settings import Experiment, fleet_of, parse_set, workload_of
-from warmroute.simulate_sweep import at_point, parse_sweep
+from warmroute.simulate import fuzz as simulate_fuzz
+from warmroute.simulate.figures import Row, knee_of
+from warmroute.simulate.jobs import Result, TimelineSettings, run_all, run_experiment
+from warmroute.simulate.plots import run_plots, sweep_plots
+from warmroute.simulate.settings import Experiment, fleet_of, parse_set, workload_of
+from warmroute.simulate.sweep import at_point, parse_sweep
 
 FLEET = "3:fixed_prefill_ms=100,fixed_decode_ms=20,kv_blocks=400,block_size=16"
 WORKLOAD = "groups,requests=40,rate=5,system_tokens=400,output_tokens=20"
@@ -325,7 +325,7 @@ def test_a_png_without_matplotlib_names_the_extra(
 ) -> None:
     for name in ("matplotlib", "matplotlib.axes", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "warmroute.simulate_png", raising=False)
+    monkeypatch.delitem(sys.modules, "warmroute.simulate.png", raising=False)
 
     assert simulate("run", *TINY, "--png", tmp_path / "out.png") == 3
 

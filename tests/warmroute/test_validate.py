@@ -9,7 +9,7 @@ import pytest
 from simulator.validation.case import Case
 from simulator.validation.catalogue import CASES, EXPERIMENTS, QUICK_CASES
 from warmroute.cli import main
-from warmroute.validate import COMMAND, Done, Job, jobs_of, page, rows_of, table, validate
+from warmroute.simulate.validate import COMMAND, Done, Job, jobs_of, page, rows_of, table, validate
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "validation.md"
 LIVE = "live fleet"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from warmroute.demo.workload import demo_trace
-from warmroute.validate_live import BATCH_S, FLEET, as_simulated, spread
+from warmroute.simulate.validate_live import BATCH_S, FLEET, as_simulated, spread
 
 REQUESTS = demo_trace(150)
 BLOCK_TOKENS = 16  # of the replicas
