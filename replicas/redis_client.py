@@ -1,5 +1,7 @@
 """The connection to Redis of whatever reports itself: a replica, or an agent beside an engine."""
 
+import asyncio
+
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -25,3 +27,12 @@ def redis_client(url: str, timeout_ms: int, section: str) -> "Redis":
         raise SettingError(
             f"[{section}] redis_url cannot be read, expected redis://host:port/0"
         ) from error
+
+
+async def drop_connections(redis: "Redis", timeout_ms: int) -> None:
+    """Close what a failed command has left: the next one must not read its answer as its own."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1e3):
+            await redis.connection_pool.disconnect()
+    except Exception:  # noqa: S110
+        pass  # it is broken, which is why it goes

@@ -22,7 +22,7 @@ from contract.redis_layout import REPORT_TTL_MS, RedisLayout
 from replicas.agents.config import AgentConfig
 from replicas.agents.engines.watch import EngineIdentity, EngineWatch
 from replicas.agents.scrape import EngineGoneError, ScrapeError, Scraper
-from replicas.redis_client import redis_client
+from replicas.redis_client import drop_connections, redis_client
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ class Publisher:
     def __init__(self, redis: "Redis", config: AgentConfig) -> None:
         self._redis = redis
         self._layout = RedisLayout(config.fleet)
-        self._timeout_s = config.redis_timeout_ms / 1e3
+        self._timeout_ms = config.redis_timeout_ms
         self._is_away = False
 
     async def publish(self, report: LoadReport) -> None:
         """Write ``report`` in bounded time, or lose it."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_ms / 1e3):
                 pipe = self._redis.pipeline(transaction=False)
                 key = self._layout.replica(report.replica_id)
                 pipe.set(key, encode_report(report), px=REPORT_TTL_MS)
@@ -49,19 +49,11 @@ class Publisher:
             if not self._is_away:
                 log.warning("Redis is away, engines are not reported: %r", error)
             self._is_away = True
-            await self._disconnect()
+            await drop_connections(self._redis, self._timeout_ms)
         else:
             if self._is_away:
                 log.warning("Redis is back")
             self._is_away = False
-
-    async def _disconnect(self) -> None:
-        # What a slow connection still holds must not be read as the answer to something else.
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._redis.connection_pool.disconnect()
-        except Exception:  # noqa: S110
-            pass  # it is broken, which is why it goes
 
 
 class EngineLoop:

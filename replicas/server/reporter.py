@@ -22,7 +22,7 @@ from contract.blocks import BlockHash
 from contract.kv_events import KvEvent, KvEventBatch, KvSnapshot, encode_batch, encode_snapshot
 from contract.load_report import LoadReport, encode_report
 from contract.redis_layout import BATCH_FIELD, KV_STREAM_MAX_BATCHES, REPORT_TTL_MS, RedisLayout
-from replicas.redis_client import redis_client
+from replicas.redis_client import drop_connections, redis_client
 from replicas.server.config import ReplicaConfig
 from replicas.server.metrics import ReplicaMetrics
 
@@ -222,12 +222,7 @@ class Reporter:
         self._metrics.redis_failures += 1
         self._leave_gap()
         self._report_due_s = self._snapshot_due_s = 0.0
-        # What a slow connection still holds must not be read as the answer to something else.
-        try:
-            async with asyncio.timeout(self._config.redis_timeout_ms / 1e3):
-                await self._redis.connection_pool.disconnect()
-        except Exception:  # noqa: S110
-            pass  # it is broken, which is why it goes
+        await drop_connections(self._redis, self._config.redis_timeout_ms)
 
     def _note_presence(self) -> None:
         if self._is_away:
