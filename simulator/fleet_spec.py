@@ -15,8 +15,8 @@ from simulator.autoscaler import AutoscaleRule
 class ReplicaSpec:
     """What one replica is. ``model`` is the name that its requests use.
 
-    It joins the fleet at ``joins_us``; ``waiting_max`` is its limit on queued sequences, beyond
-    which it answers 503 as a live one does.
+    It joins the fleet at ``joins_us``; ``waiting_max`` is its limit on waiting sequences, beyond
+    which it answers 503; a live one counts the running ones, too.
     """
 
     replica_id: str

@@ -14,6 +14,7 @@ from contract.blocks import HASH_SCHEME, TOKEN_BYTES
 from contract.kv_events import KvEventBatch, KvSnapshot
 from contract.load_report import LoadReport
 from replicas.core.engine import Engine, EngineStats
+from replicas.core.reporting import full_step_tokens_per_s, with_figures
 from replicas.core.scheduler import NeverFitsError
 from replicas.core.sequence import Sequence
 from replicas.core.step_time import StepLoad, StepTime
@@ -87,7 +88,9 @@ class SimReplica:
         self._wake = 0  # number of the last one asked for: the only one that counts
         self._batch_sequence = -1
         self._report_sequence = -1
-        self._prefill_tokens_per_s = _prefill_tokens_per_s(spec)
+        self._prefill_tokens_per_s = full_step_tokens_per_s(
+            spec.step_time, spec.engine.max_num_batched_tokens
+        )
 
     @property
     def incarnation(self) -> str:
@@ -170,9 +173,9 @@ class SimReplica:
     def report(self) -> LoadReport:
         """Return the report of this moment, as the live worker makes it."""
         self._catch_up()
-        spec, stats = self.spec, self.engine.stats()
+        spec = self.spec
         self._report_sequence += 1
-        return LoadReport(
+        report = LoadReport(
             replica_id=spec.replica_id,
             url=f"http://{spec.replica_id}",
             model=spec.model,
@@ -181,17 +184,10 @@ class SimReplica:
             hash_scheme=HASH_SCHEME if spec.publishes_events else None,
             block_size=spec.engine.block_size,
             block_bytes=spec.engine.block_size * TOKEN_BYTES,
-            waiting_requests=stats.waiting_requests,
-            running_requests=stats.running_requests,
-            waiting_prefill_tokens=stats.waiting_prefill_tokens,
-            kv_blocks_total=stats.kv_blocks_total,
-            kv_blocks_used=stats.kv_blocks_used,
-            cached_tokens_total=stats.cached_tokens_total,
-            prompt_tokens_total=stats.prompt_tokens_total,
-            step_time_us=stats.step_time_us,
             prefill_tokens_per_s=self._prefill_tokens_per_s,
             draining=self.is_draining or self.is_leaving,
         )
+        return with_figures(report, self.engine.stats())
 
     def sample(self) -> ReplicaSample:
         """Return how full it is at this moment."""
@@ -270,10 +266,3 @@ class SimReplica:
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> None:
         sequence.tokens.extend(array("I", (self._live[sequence].output_id,)) * num_tokens)
-
-
-def _prefill_tokens_per_s(spec: ReplicaSpec) -> float:
-    """Return what steps full of fresh prompt compute in a second, as the live worker says."""
-    tokens = spec.engine.max_num_batched_tokens
-    load = StepLoad(prefill_tokens=tokens, prefill_attention_pairs=tokens * tokens / 2)
-    return tokens * 1e6 / spec.step_time.step_time_us(load)

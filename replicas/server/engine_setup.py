@@ -3,8 +3,9 @@
 from contract.hardware import GpuSpec, HardwareError, ModelSpec, find_gpu, find_model
 from contract.options import SettingError
 from replicas.core.hardware_timing import step_time_spec
+from replicas.core.reporting import full_step_tokens_per_s
 from replicas.core.scheduler_config import SchedulerConfig
-from replicas.core.step_time import FixedStepTime, StepLoad, StepTime, StepTimeModel
+from replicas.core.step_time import FixedStepTime, StepTime, StepTimeModel
 from replicas.server.config import ReplicaConfig
 
 RESERVED_BLOCKS = 1  # the engine never gives out block 0; kv_blocks counts usable ones
@@ -57,9 +58,7 @@ def step_time_of(config: ReplicaConfig) -> StepTime:
 
 def prefill_tokens_per_s(config: ReplicaConfig, step_time: StepTime) -> float:
     """Return what steps full of fresh prompt compute in a second of the wall clock."""
-    tokens = config.max_num_batched_tokens
-    load = StepLoad(prefill_tokens=tokens, prefill_attention_pairs=tokens * tokens / 2)
-    return tokens * 1e6 / step_time.step_time_us(load) * config.speedup
+    return full_step_tokens_per_s(step_time, config.max_num_batched_tokens) * config.speedup
 
 
 def _look_up(config: ReplicaConfig) -> tuple[ModelSpec, GpuSpec]:

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from contract.blocks import HASH_SCHEME, TOKEN_BYTES
 from contract.load_report import LoadReport
+from replicas.core.reporting import with_figures
 from replicas.core.step_time import StepTime
 from replicas.server.app import Api
 from replicas.server.config import ReplicaConfig
@@ -82,8 +83,8 @@ class ReportMaker:
 
     def make(self, replica_id: str, incarnation: str, url: str, sequence: int) -> LoadReport:
         """Return the report of this moment."""
-        config, stats = self._config, self._ranks.stats()
-        return LoadReport(
+        config = self._config
+        report = LoadReport(
             replica_id=replica_id,
             url=url,
             model=config.model,
@@ -95,17 +96,10 @@ class ReportMaker:
             hash_scheme=HASH_SCHEME if config.enable_prefix_caching else None,
             block_size=config.block_size,
             block_bytes=config.block_size * TOKEN_BYTES,
-            waiting_requests=stats.waiting_requests,
-            running_requests=stats.running_requests,
-            waiting_prefill_tokens=stats.waiting_prefill_tokens,
-            kv_blocks_total=stats.kv_blocks_total,
-            kv_blocks_used=stats.kv_blocks_used,
-            cached_tokens_total=stats.cached_tokens_total,
-            prompt_tokens_total=stats.prompt_tokens_total,
-            step_time_us=stats.step_time_us,
             prefill_tokens_per_s=self._prefill_tokens_per_s,
             draining=self._api.gate.draining,
         )
+        return with_figures(report, self._ranks.stats())
 
 
 @asynccontextmanager
