@@ -314,7 +314,7 @@ class Engine:
             num_steps = self.scheduler.num_quiet_steps()
             if not num_steps:
                 return []
-            steps_us = self._step_time.decode_run_us(self.scheduler.quiet_load(0), num_steps)
+            steps_us = self._step_time.decode_run_us(self.scheduler.quiet_load(), num_steps)
             steps_us[0] += self._clock_us
             self._quiet_ends_us = list(accumulate(steps_us))
         return self._quiet_ends_us

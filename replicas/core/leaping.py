@@ -174,10 +174,10 @@ class LeapingScheduler(Scheduler):
             step += 1
         return step - first
 
-    def quiet_load(self, index: int) -> StepLoad:
-        """Return the load of a quiet step, the next one being number 0."""
+    def quiet_load(self) -> StepLoad:
+        """Return the load of the next step, which is a quiet one."""
         num_decoding = len(self._decodes)
-        context = self._origins + num_decoding * (self._num_planned + index)
+        context = self._origins + num_decoding * self._num_planned
         return self._advance({}, num_decoding, context)
 
     def leap(self, ends_us: list[int]) -> None:
