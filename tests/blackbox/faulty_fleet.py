@@ -24,6 +24,9 @@ DEADLINE_S = 30.0
 SILENCE_S = 2.0
 """The gateway's limit: short enough to wait for, long enough for a busy machine."""
 
+NUM_REPORTS_SURE = 3
+"""The one that is believed, one on its way, and one that says how things are now."""
+
 FAULTY, SOUND = "replica-0", "replica-1"
 REPLICA_FLAGS = {
     "--model": MODEL,
@@ -87,6 +90,25 @@ class Fleet:
         prompts = [f"{self.num_rounds} {index} " + "lorem " * 99 for index in range(num_streams)]
         await asyncio.wait_for(streams.run(prompts, num_tokens), DEADLINE_S)
         return streams.all
+
+    async def until_struck(self, name: str) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                if await self.num_struck(name):
+                    return
+                await asyncio.sleep(0.02)
+
+    async def until_reported_anew(self, replica_id: str) -> None:
+        """Wait until the gateway has read a report that was begun after this call.
+
+        The first new one that it shows may have been on its way.
+        """
+        seen = set[tuple[str, int]]()
+        async with asyncio.timeout(DEADLINE_S):
+            while len(seen) < NUM_REPORTS_SURE:
+                report = (await self.belief(replica_id)).get("report") or {}
+                seen.add((report.get("incarnation", ""), report.get("sequence", 0)))
+                await asyncio.sleep(0.02)
 
     async def ask_until_struck(self, name: str) -> list[Stream]:
         before, asked = await self.num_struck(name), list[Stream]()
