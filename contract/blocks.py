@@ -9,7 +9,7 @@ whose tokens are 4-byte words of the prompt and a gateway that only sees bytes a
 
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NewType, cast
 
 from xxhash import xxh3_64_intdigest
@@ -39,6 +39,12 @@ def root_hash(model: str, adapter: str = "", cache_salt: str = "", tenant: str =
 def next_block(parent: BlockHash, block: bytes) -> BlockHash:
     """Return the identity of ``block`` when it follows the prefix named by ``parent``."""
     return _digest(block, parent)
+
+
+def chain_blocks(blocks: Iterable[bytes], root: BlockHash) -> list[BlockHash]:
+    """Return the identities of ``blocks`` that follow each other from ``root``."""
+    parent = root
+    return [parent := _digest(block, parent) for block in blocks]
 
 
 def chain_bytes(data: bytes, block_bytes: int, root: BlockHash) -> list[BlockHash]:

@@ -40,6 +40,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     step_time_us: int | None = None  # the last step, on the wall clock
     prefill_tokens_per_s: float | None = None  # what full prefill steps reach, on the wall clock
     draining: bool = False
+    step_tokens: int | None = None  # that one step computes at most
+    step_share: float | None = None  # 0..1 of a full step's time, taken whatever it computes
 
     @property
     def kv_usage(self) -> float | None:

@@ -26,6 +26,7 @@ class EventLoop:
         self.now_us = 0
         self.num_calls = 0
         self._order = 0
+        self._is_stopped = False
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def at(self, at_us: int, phase: Phase, call: Callable[..., None], *args: Any) -> None:
@@ -34,11 +35,15 @@ class EventLoop:
         self._order += 1
         heappush(self._heap, (at_us, phase, self._order, call, args))
 
-    def run(self, is_done: Callable[[], bool]) -> None:
-        """Go on until ``is_done()`` or until nothing is left to happen."""
-        heap = self._heap
-        while heap and not is_done():
+    def run(self) -> None:
+        """Go on until ``stop()`` or until nothing is left to happen."""
+        heap, self._is_stopped = self._heap, False
+        while heap and not self._is_stopped:
             at_us, _, _, call, args = heappop(heap)
             self.now_us = at_us
             self.num_calls += 1
             call(*args)
+
+    def stop(self) -> None:
+        """Let ``run()`` return after the call that it is in."""
+        self._is_stopped = True

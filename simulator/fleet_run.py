@@ -82,7 +82,8 @@ class FleetRun:
         self._sample()
         self._autoscale()
         self._begin_next_stage()
-        self.loop.run(lambda: self._stage_index == len(self.stages))
+        if self._stage_index < len(self.stages):
+            self.loop.run()
         assert self._stage_index == len(self.stages), f"{self._num_open} requests never ended"
         self._settle()
         return self.outcomes
@@ -93,6 +94,7 @@ class FleetRun:
             self.stage_totals.append(self._totals())
         self._stage_index += 1
         if self._stage_index == len(self.stages):
+            self.loop.stop()
             return
         requests, now_us = self.stages[self._stage_index].requests, self.loop.now_us
         self._num_open = len(requests)
@@ -108,8 +110,8 @@ class FleetRun:
         """Let what is still on its way to a gateway arrive."""
         timing = self.spec.timing
         settled_us = self.loop.now_us + timing.event_delay_us + timing.snapshot_delay_us + 1
-        self.loop.at(settled_us, Phase.BEGIN, lambda: None)
-        self.loop.run(lambda: self.loop.now_us >= settled_us)
+        self.loop.at(settled_us, Phase.END, self.loop.stop)
+        self.loop.run()
 
     def _arrive(self, request: SimRequest) -> None:
         self._held.append(request)
@@ -255,8 +257,7 @@ class FleetRun:
         )
         gaps: Counter[int] = Counter()
         for replica in self.replicas.values():
-            gaps.update(replica.token_gaps)
-            replica.token_gaps.clear()
+            gaps += replica.take_token_gaps()
         for before in self.stage_totals:
             preemptions -= before.preemptions
             for replica_id, tokens in before.prefill_tokens.items():

@@ -6,7 +6,10 @@ that a request generates are a segment too, so that a later prompt can continue 
 """
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from contract.blocks import TOKEN_BYTES
 
 SEGMENT_ID_MAX = 2**32 - 1
 """A segment's id is its tokens' id, and a token is four bytes."""
@@ -52,6 +55,42 @@ class SimRequest:
         for segment in self.segments:
             tokens.extend(array("I", (segment.segment_id,)) * segment.num_tokens)
         return tokens
+
+    def pieces(self) -> list[bytes]:
+        """Return the tokens of each segment as contract.blocks.token_bytes() makes them."""
+        return [
+            each.segment_id.to_bytes(TOKEN_BYTES, "little") * each.num_tokens
+            for each in self.segments
+        ]
+
+    def answer_bytes(self) -> bytes:
+        """Return all tokens of the answer in the same way."""
+        return self.output_id.to_bytes(TOKEN_BYTES, "little") * self.output_tokens
+
+
+def whole_blocks(pieces: Iterable[bytes], block_bytes: int) -> list[bytes]:
+    """Cut pieces, each of which is one token again and again, into blocks; drop what is left.
+
+    A long piece gives one block many times, so nothing is copied where its blocks begin with it.
+    """
+    blocks: list[bytes] = []
+    begun = b""  # of the block that the next piece goes on with
+    for piece in pieces:
+        if len(piece) == block_bytes and not begun:
+            blocks.append(piece)
+            continue
+        begin = 0
+        if begun:
+            begin = block_bytes - len(begun)
+            begun += piece[:begin]
+            if len(begun) < block_bytes:
+                continue
+            blocks.append(begun)
+        num_blocks, left = divmod(len(piece) - begin, block_bytes)
+        if num_blocks:
+            blocks += [piece[:block_bytes]] * num_blocks
+        begun = piece[len(piece) - left :]
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,28 @@
 """One gateway in virtual time: fleet state, policy, retry rule and queue of the live one."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 
-from contract.blocks import TOKEN_BYTES, BlockHash, root_hash
+from contract.blocks import TOKEN_BYTES, BlockHash, chain_blocks, chain_bytes, root_hash
 from contract.failures import Failure
 from contract.kv_events import KvEventBatch, KvSnapshot
 from contract.openai_api import Usage
-from replicas.core.sequence import Sequence
+from replicas.core.sequence import CountedSequence
 from router.core.admission import AdmissionQueue, Ticket
 from router.core.decision import Decision
+from router.core.explanation import Explanation
 from router.core.fleet import FleetState
 from router.core.health import AttemptOutcome
 from router.core.ledger import Lease
 from router.core.reason import Reason
 from router.core.request import prefix_key
 from router.core.retry import RetryBudget, backoff_us, may_retry
-from router.core.view import RouteRequest
+from router.core.view import ChainKey, RouteRequest
 from simulator.event_loop import EventLoop, Phase
-from simulator.fleet_spec import FleetSpec
+from simulator.fleet_spec import FleetSpec, ReplicaSpec
 from simulator.outcome import End, Outcome
-from simulator.request import SimRequest
+from simulator.request import SimRequest, whole_blocks
 from simulator.sim_replica import Refusal, Service, SimReplica
 
 _REFUSALS = {
@@ -53,6 +55,8 @@ class SimGateway:
         self.queue = AdmissionQueue(spec.routing)
         self.queued: dict[Ticket, Exchange] = {}
         self.on_end = on_end
+        self.explained_id: str | None = None  # the request whose decisions are kept
+        self.explanations: list[Explanation] = []
 
     def receive(self, request: SimRequest) -> None:
         """Take a request in; ``on_end`` is called once with what became of it."""
@@ -86,29 +90,55 @@ class SimGateway:
             self.queued.pop(ticket).end(End.FAILED)
 
 
-class Exchange:
+@dataclass(slots=True)
+class SimRoute(RouteRequest):
+    """A request whose chains are cut from its segments, which costs less than from a prompt."""
+
+    pieces: list[bytes] = field(kw_only=True)
+
+    def chain(self, key: ChainKey) -> list[BlockHash]:
+        """See RouteRequest."""
+        chain = self.chains.get(key)
+        if chain is None:
+            block_bytes, name = key
+            if block_bytes % TOKEN_BYTES:
+                return RouteRequest.chain(self, key)  # blocks that cut tokens are no repetitions
+            root = self.root if name is None else _root_of(name)
+            chain = chain_blocks(whole_blocks(self.pieces, block_bytes), root)
+            self.chains[key] = chain
+        return chain
+
+
+class Exchange(Service):
     """The life of one request at its gateway. It ends once, and then holds no lease."""
+
+    __slots__ = (
+        *("sequence", "_gateway", "_is_served", "_lease"),
+        *("_loop", "_outcome", "_route", "_ticket", "_tried"),
+    )
 
     def __init__(self, gateway: SimGateway, request: SimRequest) -> None:
         self._gateway = gateway
         self._loop = gateway.loop
-        self._tokens = request.tokens()
         self._outcome = Outcome(request, self._loop.now_us)
         self._tried: list[str] = []
         self._lease: Lease | None = None
-        self._service: Service | None = None
+        self._is_served = False  # ``sequence`` is on a replica
         self._ticket: Ticket | None = None
         root = _root_of(request.model or "")
-        prompt = self._tokens.tobytes()
-        self._route = RouteRequest(
-            request_id=request.request_id,
-            model=request.model,
-            prompt_tokens=len(self._tokens),
-            root=root,
-            prompt=prompt,
+        pieces = request.pieces()
+        prompt = b"".join(pieces)
+        self._route = SimRoute(
+            request.request_id,
+            request.model,
+            len(prompt) // TOKEN_BYTES,
+            root,
+            prompt,
             prefix_key=prefix_key(prompt, root, gateway.config),
             session_key=request.session,
             stream=True,
+            is_explained=request.request_id == gateway.explained_id,
+            pieces=pieces,
         )
         if request.patience_us is not None:
             leaves_us = self._loop.now_us + request.patience_us
@@ -128,6 +158,8 @@ class Exchange:
     def follow(self, decision: Decision) -> None:
         """Do what was decided."""
         self._outcome.reason = decision.reason
+        if decision.explanation is not None:
+            self._gateway.explanations.append(decision.explanation)
         if decision.replica is None:
             if decision.reason is Reason.QUEUED:
                 self._wait()
@@ -168,50 +200,53 @@ class Exchange:
         request = self._outcome.request
         assert self._outcome.replica_id is not None
         replica = self._gateway.replicas[self._outcome.replica_id]
-        sequence = Sequence(
+        self.sequence = CountedSequence(
             f"{request.request_id}/{self._outcome.attempts}",
-            self._tokens,
+            range(self._route.prompt_tokens),
             request.output_tokens,
             _root_of(replica.spec.model),
             request.priority,
-            prompt_hashes=self._chain_for(replica),
+            hashes=self._hashes(replica.spec),
         )
-        service = Service(
-            sequence, request.output_id, self._first_token, self._finished, self._lost
-        )
-        self._service = service
-        refusal = replica.submit(service)
+        self._is_served = True
+        refusal = replica.submit(self)
         if refusal is not None:
-            self._service = None
+            self._is_served = False
             failure, attempt_outcome = _REFUSALS[refusal]
             self._release(attempt_outcome)
             self._retry_or(failure, End.REFUSED if refusal is Refusal.NEVER_FITS else End.FAILED)
 
-    def _chain_for(self, replica: SimReplica) -> list[BlockHash]:
-        """Return the prompt's chain in that replica's blocks, cut once for gateway and engine."""
-        spec = replica.spec
-        key = (spec.engine.block_size * TOKEN_BYTES, spec.model)
-        return self._route.chain(key)
+    def _hashes(self, replica: ReplicaSpec) -> list[BlockHash]:
+        """Return those of prompt and answer on that replica, whose prompt the gateway has cut."""
+        if not replica.engine.enable_prefix_caching:
+            return []
+        route, block_bytes = self._route, replica.engine.block_size * TOKEN_BYTES
+        prompt = route.chain((block_bytes, replica.model))
+        rest = route.prompt[len(prompt) * block_bytes :] + self._outcome.request.answer_bytes()
+        parent = prompt[-1] if prompt else _root_of(replica.model)
+        return prompt + chain_bytes(rest, block_bytes, parent)
 
-    def _first_token(self) -> None:
+    def first_token(self) -> None:
+        """See Service."""
         now_us = self._loop.now_us + self._gateway.timing.send_delay_us
         assert self._lease is not None
         self._lease.first_byte(now_us)
         self._outcome.ttft_us = now_us - self._outcome.arrival_us
 
-    def _finished(self) -> None:
-        assert self._service is not None
-        sequence = self._service.sequence
+    def finished(self) -> None:
+        """See Service."""
+        sequence = self.sequence
+        self._is_served = False
         self._outcome.take(sequence, self._loop.now_us + self._gateway.timing.send_delay_us)
         cached = sequence.num_cached_tokens or 0
         usage = Usage(sequence.num_prompt_tokens, sequence.num_output_tokens, cached)
         self._release(AttemptOutcome.OK, usage)
         self.end(End.COMPLETE)
 
-    def _lost(self) -> None:
-        assert self._service is not None
-        sequence, self._service = self._service.sequence, None
-        self._outcome.take(sequence, self._loop.now_us)
+    def lost(self) -> None:
+        """See Service."""
+        self._is_served = False
+        self._outcome.take(self.sequence, self._loop.now_us)
         self._release(AttemptOutcome.TRANSPORT_ERROR)
         if self._outcome.ttft_us is None:
             self._retry_or(Failure.UPSTREAM_LOST, End.FAILED)
@@ -224,10 +259,10 @@ class Exchange:
         gateway = self._gateway
         if self._ticket is not None and gateway.queue.cancel(self._ticket):
             del gateway.queued[self._ticket]
-        if self._service is not None:
+        if self._is_served:
             assert self._outcome.replica_id is not None
-            gateway.replicas[self._outcome.replica_id].abort(self._service)
-            self._outcome.take(self._service.sequence, self._loop.now_us)
+            gateway.replicas[self._outcome.replica_id].abort(self)
+            self._outcome.take(self.sequence, self._loop.now_us)
         self._release(AttemptOutcome.CANCELLED)
         self.end(End.LEFT)
 

@@ -3,20 +3,19 @@
 An epoch is one life of the process. What was asked for in an earlier epoch no longer happens.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from operator import sub
+from typing import Protocol
 
 from contract.blocks import HASH_SCHEME, TOKEN_BYTES
 from contract.kv_events import KvEventBatch, KvSnapshot
 from contract.load_report import LoadReport
 from replicas.core.engine import Engine, EngineStats
-from replicas.core.reporting import full_step_tokens_per_s, with_figures
+from replicas.core.reporting import full_step_tokens_per_s, step_share, with_figures
 from replicas.core.scheduler import NeverFitsError
-from replicas.core.sequence import Sequence
+from replicas.core.sequence import CountedSequence, Sequence
 from replicas.core.step_time import StepLoad, StepTime
 from simulator.event_loop import EventLoop, Phase
 from simulator.fleet_spec import ReplicaSpec
@@ -32,15 +31,19 @@ class Refusal(Enum):
     NEVER_FITS = "never_fits"
 
 
-@dataclass(eq=False, slots=True)
-class Service:
+class Service(Protocol):
     """One request on one replica: its sequence, and who is told what becomes of it."""
 
-    sequence: Sequence
-    output_id: int  # token id of everything that it generates
-    on_first_token: Callable[[], None]
-    on_finished: Callable[[], None]
-    on_lost: Callable[[], None]
+    sequence: CountedSequence
+
+    def first_token(self) -> None:
+        """Take in that the prompt has been computed."""
+
+    def finished(self) -> None:
+        """Take in that the answer is whole."""
+
+    def lost(self) -> None:
+        """Take in that the replica has lost it."""
 
 
 @dataclass(slots=True)
@@ -61,6 +64,12 @@ class PacedStepTime(StepTime):
             return self.step_time.decode_run_us(load, num_steps)
         return StepTime.decode_run_us(self, load, num_steps)
 
+    def decode_ends_us(self, load: StepLoad, num_steps: int, begins_us: int) -> list[int] | range:
+        """See StepTime."""
+        if self.factor == 1.0:
+            return self.step_time.decode_ends_us(load, num_steps, begins_us)
+        return StepTime.decode_ends_us(self, load, num_steps, begins_us)
+
 
 class SimReplica:
     """Advances an engine from one of its events to the next: it is told of nothing in between."""
@@ -77,20 +86,20 @@ class SimReplica:
         self.is_leaving = False
         self.started_us = loop.now_us
         self.left_us: int | None = None
-        self.token_gaps: Counter[int] = Counter()  # us between tokens, of all whole answers
         self._loop = loop
         self._publish_events = publish_events
         self._step_time = PacedStepTime(spec.step_time)
         self.engine = self._new_engine()
         self._live: dict[Sequence, Service] = {}
         self._past: list[EngineStats] = []
+        self._past_gaps: Counter[int] = Counter()
         self._epoch = 0
         self._wake = 0  # number of the last one asked for: the only one that counts
         self._batch_sequence = -1
         self._report_sequence = -1
-        self._prefill_tokens_per_s = full_step_tokens_per_s(
-            spec.step_time, spec.engine.max_num_batched_tokens
-        )
+        step_tokens = spec.engine.max_num_batched_tokens
+        self._prefill_tokens_per_s = full_step_tokens_per_s(spec.step_time, step_tokens)
+        self._step_share = step_share(spec.step_time, step_tokens)
 
     @property
     def incarnation(self) -> str:
@@ -101,6 +110,11 @@ class SimReplica:
     def lives(self) -> list[EngineStats]:
         """What the engine of each life of the process has counted, the present one last."""
         return [*self._past, self.engine.stats()]
+
+    def take_token_gaps(self) -> Counter[int]:
+        """Return the times between tokens, in us, of whole answers since the last call."""
+        gaps, self._past_gaps = self._past_gaps, Counter()
+        return gaps + self.engine.take_token_gaps()
 
     @property
     def num_live(self) -> int:
@@ -138,6 +152,7 @@ class SimReplica:
         self.engine.settle()
         self.is_up = False
         self._past.append(self.engine.stats())
+        self._past_gaps += self.engine.take_token_gaps()
         self._epoch += 1
         self._wake += 1
         self._batch_sequence = self._report_sequence = -1
@@ -145,7 +160,7 @@ class SimReplica:
         self._live.clear()
         self.engine = self._new_engine()
         for service in lost:
-            service.on_lost()
+            service.lost()
         self._leave_if_done()
 
     def recover(self) -> None:
@@ -186,6 +201,8 @@ class SimReplica:
             block_bytes=spec.engine.block_size * TOKEN_BYTES,
             prefill_tokens_per_s=self._prefill_tokens_per_s,
             draining=self.is_draining or self.is_leaving,
+            step_tokens=spec.engine.max_num_batched_tokens,
+            step_share=self._step_share,
         )
         return with_figures(report, self.engine.stats())
 
@@ -205,26 +222,21 @@ class SimReplica:
         return KvSnapshot(self.incarnation, self._batch_sequence, self.engine.cached_hashes())
 
     def _new_engine(self) -> Engine:
-        return Engine(
-            self.spec.engine,
-            self._step_time,
-            self._sample,
-            self._extend,
-            keep_token_times=True,
-        )
+        config = self.spec.engine
+        if not self.spec.publishes_events:
+            config = replace(config, enable_kv_events=False)
+        return Engine(config, self._step_time, _no_token, count_token_gaps=True)
 
     def _catch_up(self) -> None:
         """Let the engine do what it has done by now, and tell of it."""
         progress = self.engine.advance(self._loop.now_us)
         for sequence in progress.first_tokens:
-            self._live[sequence].on_first_token()
+            self._live[sequence].first_token()
         for sequence in progress.finished:
-            times = sequence.token_times
-            assert times is not None
-            self.token_gaps.update(map(sub, times[1:], times))
-            self._live.pop(sequence).on_finished()
+            self._live.pop(sequence).finished()
         self._tell_events()
-        self._leave_if_done()
+        if self.is_leaving:
+            self._leave_if_done()
 
     def _leave_if_done(self) -> None:
         if self.is_leaving and not self._live and self.left_us is None:
@@ -232,13 +244,16 @@ class SimReplica:
             self.left_us = self._loop.now_us
 
     def _ask_to_wake(self) -> None:
-        """Be called when the step under way ends, else when the next one begins that may tell."""
+        """Be called when there is something to tell, unless something comes before."""
         self._wake += 1
-        engine, wake = self.engine, self._wake
-        if engine.step_ends_us is not None:
-            self._loop.at(engine.step_ends_us, Phase.END, self._end_step, wake)
-        elif engine.num_live:
-            self._loop.at(engine.quiet_until_us(), Phase.BEGIN, self._begin_step, wake)
+        news = self.engine.next_news()
+        if news is None:
+            return
+        at_us, at_end = news
+        if at_end:
+            self._loop.at(at_us, Phase.END, self._end_step, self._wake)
+        else:
+            self._loop.at(at_us, Phase.BEGIN, self._begin_step, self._wake)
 
     def _begin_step(self, wake: int) -> None:
         if wake != self._wake:
@@ -256,13 +271,12 @@ class SimReplica:
 
     def _tell_events(self) -> None:
         events = self.engine.drain_events()
-        if events and self.spec.publishes_events:
+        if events:
             self._batch_sequence += 1
             batch = KvEventBatch(self.incarnation, self._batch_sequence, events)
             self._publish_events(self, batch)
 
-    def _sample(self, sequence: Sequence) -> int:
-        return self._live[sequence].output_id
 
-    def _extend(self, sequence: Sequence, num_tokens: int) -> None:
-        sequence.tokens.extend(array("I", (self._live[sequence].output_id,)) * num_tokens)
+def _no_token(_: Sequence) -> int:
+    """Nobody looks at the tokens of a CountedSequence."""
+    return 0

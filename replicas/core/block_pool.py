@@ -4,16 +4,19 @@ A block is free (no hash, nobody holds it), cached (a hash, nobody holds it: reu
 evictable) or held (a reference for each sequence or shared prefix). Exactly one of the three,
 always: check() asserts it. Free and cached blocks stand in one queue, taken from its head.
 
+A prompt has hundreds of blocks, and what is done with them is done to all at once: by slices and
+the bulk operations of dict, and one by one only where copies of a block or several holders need it.
+
 Whoever holds a block holds what comes before it in its chain, and gives it back behind it in the
 queue. So a prefix is evicted from its end, and where a block is cached its whole prefix is.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from contract.blocks import BlockHash
 from contract.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from replicas.core.free_queue import FreeQueue
 
 
 @dataclass(slots=True, eq=False)
@@ -35,31 +38,30 @@ class BlockPool:
     def __init__(self, num_blocks: int, keep_events: bool = True) -> None:
         assert num_blocks >= 2
         self.num_usable = num_blocks - 1
-        self._references = [0] * num_blocks
+        self._free = FreeQueue(num_blocks)
+        self._more_references: dict[int, int] = {}  # of blocks with several, all but the first
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         # The block that a hit shares, and identical ones computed later, oldest first. Copies are
         # not merged: a block table that is being read by a step can only grow.
         self._block_of: dict[BlockHash, int] = {}
         self._copies_of: dict[BlockHash, list[int]] = {}
         self._prefix_to: dict[int, SharedPrefix] = {}  # by the last block of each
-        # An OrderedDict is a doubly linked list in C: both ends and any member in O(1).
-        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._keep_events = keep_events
         self._events: list[KvEvent] = []
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds; cached ones count, as they can be evicted."""
-        return len(self._queue)
+        return self._free.num_free
 
     @property
     def num_held(self) -> int:
         """Blocks held by at least one sequence."""
-        return self.num_usable - len(self._queue)
+        return self.num_usable - self._free.num_free
 
     def free_queue(self) -> list[int]:
         """Return the blocks that nobody holds, the next to be taken first."""
-        return list(self._queue)
+        return self._free.blocks()
 
     def cached_hashes(self) -> list[BlockHash]:
         """Return every hash that a new sequence could share, oldest first."""
@@ -71,6 +73,8 @@ class BlockPool:
         They are complete: a set that applies them, and nothing else, equals cached_hashes(). Where
         nobody asks for them they should not be kept.
         """
+        if not self._events:
+            return []
         events, self._events = self._events, []
         return events
 
@@ -102,19 +106,19 @@ class BlockPool:
 
     def num_unheld(self, blocks: Sequence[int]) -> int:
         """Count the blocks that nobody holds: sharing those uses up free blocks."""
-        return [*map(self._references.__getitem__, blocks)].count(0)
+        return len(blocks) - self._free.num_held(blocks)
 
     def share(self, blocks: list[int]) -> SharedPrefix:
         """Hold what match() found, at least one block; release() takes what this returns."""
         prefix = self._prefix_to.get(blocks[-1])
         if prefix is None:
             prefix = self._prefix_to[blocks[-1]] = SharedPrefix(blocks)
-            references = self._references
+            free, more = self._free, self._more_references
             for block in blocks:
-                assert self._hash_of[block] is not None, f"block {block} caches nothing"
-                if not references[block]:
-                    del self._queue[block]
-                references[block] += 1
+                if free.is_held(block):
+                    more[block] = more.get(block, 0) + 1
+                else:
+                    free.remove(block)
         prefix.num_holders += 1
         return prefix
 
@@ -123,29 +127,11 @@ class BlockPool:
 
         The caller has checked num_free.
         """
-        assert num_blocks <= len(self._queue), f"{num_blocks} taken, {len(self._queue)} free"
-        blocks: list[int] = []
-        gone: list[BlockHash] = []
-        next_free, hash_of, references = self._queue.popitem, self._hash_of, self._references
-        for _ in range(num_blocks):
-            block, _nothing = next_free(False)
-            references[block] = 1
-            block_hash = hash_of[block]
-            if block_hash is not None and self._forget(block, block_hash):
-                gone.append(block_hash)
-            blocks.append(block)
+        blocks = self._free.take(num_blocks)
+        gone = self._evict(blocks)
         if gone and self._keep_events:
             self._events.append(BlockRemoved(gone))
         return blocks
-
-    def take_one(self) -> int:
-        """Hold one block; take(1) for a sequence that grows by one token."""
-        block, _nothing = self._queue.popitem(False)
-        self._references[block] = 1
-        block_hash = self._hash_of[block]
-        if block_hash is not None and self._forget(block, block_hash) and self._keep_events:
-            self._events.append(BlockRemoved([block_hash]))
-        return block
 
     def seal(
         self, blocks: Sequence[int], hashes: Sequence[BlockHash], parent: BlockHash | None
@@ -154,12 +140,18 @@ class BlockPool:
 
         ``parent`` is the hash before the first one, None where the first follows the root.
         """
-        new: list[BlockHash] = []
+        assert len(blocks) == len(hashes)
+        assert self._free.num_held(blocks) == len(blocks), "a block that is sealed is not held"
         hash_of, block_of = self._hash_of, self._block_of
+        assert not any(map(hash_of.__getitem__, blocks)), "a block is sealed already"
         for block, block_hash in zip(blocks, hashes, strict=True):
-            assert self._references[block], f"block {block} is not held"
-            assert hash_of[block] is None, f"block {block} is sealed already"
             hash_of[block] = block_hash
+        if block_of.keys().isdisjoint(hashes):
+            block_of.update(zip(hashes, blocks, strict=True))
+            self._announce(list(hashes), parent)
+            return
+        new: list[BlockHash] = []
+        for block, block_hash in zip(blocks, hashes, strict=True):
             if block_hash in block_of:
                 self._copies_of.setdefault(block_hash, []).append(block)
                 self._announce(new, parent)
@@ -168,17 +160,6 @@ class BlockPool:
                 block_of[block_hash] = block
                 new.append(block_hash)
         self._announce(new, parent)
-
-    def seal_one(self, block: int, block_hash: BlockHash, parent: BlockHash | None) -> None:
-        """Seal one held block; see seal()."""
-        assert self._hash_of[block] is None, f"block {block} is sealed already"
-        self._hash_of[block] = block_hash
-        if block_hash in self._block_of:
-            self._copies_of.setdefault(block_hash, []).append(block)
-        else:
-            self._block_of[block_hash] = block
-            if self._keep_events:
-                self._events.append(BlockStored([block_hash], parent))
 
     def release(self, blocks: Sequence[int], prefix: SharedPrefix | None = None) -> None:
         """Give back the blocks of a sequence, in its order, the first of them held by ``prefix``.
@@ -197,24 +178,32 @@ class BlockPool:
             self._release(prefix.blocks)
 
     def _release(self, blocks: Sequence[int]) -> None:
-        references, hash_of, queue = self._references, self._hash_of, self._queue
-        unheld: list[int] = []
-        for block in blocks:
-            count = references[block] - 1
-            assert count >= 0, f"block {block} released twice"
-            references[block] = count
-            if not count:
-                unheld.append(block)
-        for block in reversed(unheld):
-            queue[block] = None
-        for block in unheld:
-            if hash_of[block] is None:
-                queue.move_to_end(block, last=False)
+        assert self._free.num_held(blocks) == len(blocks), "a block is released twice"
+        if not self._more_references.keys().isdisjoint(blocks):
+            blocks = [block for block in blocks if not self._drop_reference(block)]
+        hash_of = self._hash_of
+        cached = [block for block in blocks if hash_of[block] is not None]
+        if cached:
+            self._free.put_cached(cached)
+        if len(cached) < len(blocks):
+            self._free.put_blank([block for block in blocks if hash_of[block] is None])
+
+    def _drop_reference(self, block: int) -> bool:
+        """Take one of several references off a block; False if it has but one."""
+        more = self._more_references.get(block)
+        if more is None:
+            return False
+        if more == 1:
+            del self._more_references[block]
+        else:
+            self._more_references[block] = more - 1
+        return True
 
     def reset(self) -> bool:
         """Forget all cached blocks. False, with nothing changed, while any block is held."""
         if self.num_held:
             return False
+        self._free.reset()
         self._hash_of = [None] * len(self._hash_of)
         self._block_of.clear()
         self._copies_of.clear()
@@ -224,8 +213,9 @@ class BlockPool:
 
     def check(self) -> None:
         """Assert the partition in this file's docstring, and that both hash tables agree."""
-        unheld = {block for block, count in enumerate(self._references) if not count}
-        assert unheld == {0, *self._queue}
+        self._free.check()
+        assert all(map(self._free.is_held, self._more_references))
+        assert all(count > 0 for count in self._more_references.values())
         sealed = {block for block, known in enumerate(self._hash_of) if known is not None}
         found: list[int] = []
         for block_hash, first in self._block_of.items():
@@ -247,24 +237,39 @@ class BlockPool:
     def references_total(self) -> int:
         """Sum of all references; equals the summed lengths of all block tables."""
         shared = self._prefix_to.values()
-        return sum(self._references) + sum(
-            (each.num_holders - 1) * len(each.blocks) for each in shared
-        )
+        own = self.num_held + sum(self._more_references.values())
+        return own + sum((each.num_holders - 1) * len(each.blocks) for each in shared)
 
-    def _forget(self, block: int, block_hash: BlockHash) -> bool:
-        """Take the hash off a block; True if no copy of it is left."""
-        self._hash_of[block] = None
-        copies = self._copies_of.get(block_hash)
-        if copies is None:
-            del self._block_of[block_hash]
-            return True
-        if self._block_of[block_hash] == block:
-            self._block_of[block_hash] = copies.pop(0)
+    def _evict(self, blocks: Sequence[int]) -> list[BlockHash]:
+        """Take the hashes off some blocks; return those of which no copy is left."""
+        hash_of = self._hash_of
+        hashes = [known for block in blocks if (known := hash_of[block]) is not None]
+        if not hashes:
+            return hashes
+        if not self._copies_of.keys().isdisjoint(hashes):
+            return [known for block in blocks if (known := self._forget(block)) is not None]
+        block_of = self._block_of
+        for block in blocks:
+            hash_of[block] = None
+        for known in hashes:
+            del block_of[known]
+        return hashes
+
+    def _forget(self, block: int) -> BlockHash | None:
+        """Take the hash off a block; return it if no copy of it is left."""
+        known, self._hash_of[block] = self._hash_of[block], None
+        copies = None if known is None else self._copies_of.get(known)
+        if known is None or copies is None:
+            if known is not None:
+                del self._block_of[known]
+            return known
+        if self._block_of[known] == block:
+            self._block_of[known] = copies.pop(0)
         else:
             copies.remove(block)
         if not copies:
-            del self._copies_of[block_hash]
-        return False
+            del self._copies_of[known]
+        return None
 
     def _announce(self, hashes: list[BlockHash], parent: BlockHash | None) -> None:
         if hashes and self._keep_events:

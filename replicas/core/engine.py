@@ -8,10 +8,9 @@ The results are those of stepping, to the last block and microsecond, at a small
 a call for each event instead of one for each token.
 """
 
-from array import array
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from contract.blocks import BlockHash
 from contract.kv_events import KvEvent
@@ -21,6 +20,9 @@ from replicas.core.scheduler import StepOutput, StepPlan
 from replicas.core.scheduler_config import SchedulerConfig
 from replicas.core.sequence import Sequence
 from replicas.core.step_time import StepTime
+from replicas.core.token_gaps import Ends, TokenGaps
+
+FORESEEN_MAX = 64  # decode steps that are timed in one go; what comes between makes them void
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Engine:
 
     ``sample`` gives each token. advance() asks ``extend`` for many at a time: it must append what
     as many calls of ``sample`` would give, and nothing may depend on which sequence is asked
-    first. With ``keep_token_times`` every sequence gets its token_times.
+    first. With ``count_token_gaps`` the times between tokens are counted, see take_token_gaps().
     """
 
     def __init__(
@@ -73,19 +75,19 @@ class Engine:
         sample: Sample,
         extend: Extend | None = None,
         *,
-        keep_token_times: bool = False,
+        count_token_gaps: bool = False,
     ) -> None:
-        extend = extend or one_by_one(sample)
-        self.scheduler = LeapingScheduler(config, sample, extend, keep_token_times)
+        self.scheduler = LeapingScheduler(config, sample, extend or one_by_one(sample))
         self._step_time = step_time
         self._sample = sample
-        self._keep_token_times = keep_token_times
+        self._gaps = TokenGaps() if count_token_gaps else None
         self._sequences: dict[str, Sequence] = {}
-        self._in_flight: StepPlan | None = None
-        self._clock_us = 0  # of advance(): when its next step begins
+        self._in_flight: StepPlan | None = None  # decode steps of advance() have none
+        self._clock_us = 0  # of advance(): when its step under way began, else when the next does
         self._ends_us: int | None = None  # when its step under way ends
         self._held_until_us = 0
-        self._quiet_ends_us: list[int] | None = None  # foreseen; None: not looked yet
+        self._foreseen_us: Ends | None = None  # ends of some decode steps that follow
+        self._tells_events = config.enable_kv_events and config.enable_prefix_caching
         self._prefilling_tokens = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -105,11 +107,9 @@ class Engine:
         assert sequence.sequence_id not in self._sequences, f"{sequence.sequence_id} is live"
         self.scheduler.add(sequence)
         sequence.arrival_us = now_us
-        if self._keep_token_times:
-            sequence.token_times = array("q")
         if not self._sequences and self._ends_us is None:
             self._clock_us = max(now_us, self._held_until_us)
-        self._quiet_ends_us = None
+        self._foreseen_us = None
         self._sequences[sequence.sequence_id] = sequence
         self._prefilling_tokens += sequence.num_prompt_tokens
 
@@ -121,7 +121,9 @@ class Engine:
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
             self.scheduler.abort(sequence)
-            self._quiet_ends_us = None
+            self._foreseen_us = None
+            if self._gaps is not None:
+                self._gaps.drop(sequence)
             self._end(sequence, now_us)
             self._aborted += 1
         return sequence
@@ -129,7 +131,7 @@ class Engine:
     def plan_step(self, now_us: int) -> StepPlan | None:
         """Plan the next step, None if no sequence is live. The last plan must be completed."""
         assert self._in_flight is None
-        self._quiet_ends_us = None
+        self._foreseen_us = None
         if self.scheduler.num_decoding:
             self.scheduler.scatter()
         plan = self._in_flight = self.scheduler.plan_step(now_us)
@@ -148,10 +150,9 @@ class Engine:
         self._in_flight = None
         self._clock_us = now_us
         output = self.scheduler.complete_step(plan, self._sample)
-        self._count_completed(output, now_us)
-        self._output_tokens += len(output.new_tokens)
-        self._steps += 1
-        self._last_step_us = now_us - plan.started_us
+        self._count_steps((now_us,), plan.started_us, 0)
+        self._count_tokens(output, now_us)
+        self._count_finished(output.finished, now_us)
         return output
 
     def advance(self, until_us: int) -> Progress:
@@ -166,9 +167,8 @@ class Engine:
             if self._ends_us is None:
                 if self._clock_us >= until_us or not self._sequences:
                     break
-                self._leap(until_us, progress)
-                if self._clock_us >= until_us:
-                    break
+                if self._leap(until_us, progress):
+                    continue
                 self._begin_step()
             assert self._ends_us is not None
             if self._ends_us > until_us:
@@ -190,14 +190,30 @@ class Engine:
             self._begin_step()
         return self._ends_us
 
-    def quiet_until_us(self) -> int:
-        """Return when the next step of advance() begins that does more than decode.
+    def next_news(self) -> tuple[int, bool] | None:
+        """Return when advance() will next have something to tell, and whether as a step ends.
 
-        That is so unless something comes before. Not while a step is under way.
+        That is so unless something comes before. Events are told when a step begins, tokens and
+        finished sequences when it ends. None in an idle engine.
         """
-        assert self._ends_us is None
-        ends_us = self._foresee_quiet()
-        return ends_us[-1] if ends_us else self._clock_us
+        scheduler = self.scheduler
+        if self._ends_us is not None and (
+            self._in_flight is not None or scheduler.ends_somebody or not self._sequences
+        ):
+            return (self._ends_us, True)
+        if not self._sequences:
+            return None
+        ends_us = self._foresee()
+        if not ends_us:
+            return (self._next_begins_us, False)
+        num_steps = scheduler.num_steps_to_end()
+        num_untold = scheduler.num_untold_steps() if self._tells_events else num_steps
+        if num_untold < num_steps:
+            index = min(num_untold, len(ends_us))
+            return (ends_us[index - 1] if index else self._next_begins_us, False)
+        if num_steps <= len(ends_us):
+            return (ends_us[num_steps - 1], True)
+        return (ends_us[-1], False)
 
     def hold(self, until_us: int) -> None:
         """Let advance() begin no step before ``until_us``; the one under way ends.
@@ -205,13 +221,19 @@ class Engine:
         Also to be called, with the present moment, when what a step's time depends on has changed.
         """
         self._held_until_us = max(self._held_until_us, until_us)
-        self._quiet_ends_us = None
+        self._foreseen_us = None
         if self._ends_us is None:
             self._clock_us = max(self._clock_us, until_us)
 
     def settle(self) -> None:
         """Bring the tokens of live sequences, and their times, up to date after advance()."""
         self.scheduler.settle()
+
+    def take_token_gaps(self) -> Counter[int]:
+        """Return the times between two tokens, in microseconds, of all whole answers that have
+        ended since the last call."""
+        assert self._gaps is not None
+        return self._gaps.take()
 
     def drain_events(self) -> list[KvEvent]:
         """Return what happened to the prefix cache since the last call, oldest first."""
@@ -269,77 +291,105 @@ class Engine:
             tokens += max(0, last.num_prompt_tokens - last.num_computed_tokens)
         return tokens
 
+    @property
+    def _next_begins_us(self) -> int:
+        """When the step after the one under way begins, if there is one to begin."""
+        return self._clock_us if self._ends_us is None else max(self._ends_us, self._held_until_us)
+
     def _begin_step(self) -> None:
         assert self._in_flight is None
-        self._quiet_ends_us = None
+        ends_us = self._foresee()
+        if ends_us and self.scheduler.begin_decode_step():
+            self._ends_us, self._foreseen_us = ends_us[0], ends_us[1:]
+            return
+        self._foreseen_us = None
         plan = self._in_flight = self.scheduler.begin_step(self._clock_us)
         assert plan is not None
         self._count_planned(plan)
         self._ends_us = self._clock_us + self.step_time_us(plan)
 
     def _end_step(self, progress: Progress) -> None:
-        plan, now_us = self._in_flight, self._ends_us
-        assert plan is not None
+        plan, now_us, num_decoding = self._in_flight, self._ends_us, self.scheduler.num_decoding
         assert now_us is not None
         self._in_flight = self._ends_us = None
+        self._count_steps((now_us,), self._clock_us, num_decoding)
         self._clock_us = max(now_us, self._held_until_us)
-        self._output_tokens += self.scheduler.num_decoding
-        output = self.scheduler.end_step(plan, now_us)
-        self._output_tokens += len(output.new_tokens)
-        self._steps += 1
-        self._last_step_us = now_us - plan.started_us
         progress.num_steps += 1
-        progress.first_tokens += self._count_completed(output, now_us)
-        progress.finished += output.finished
+        if plan is None:
+            finished = self.scheduler.end_decode_step()
+        else:
+            output = self.scheduler.end_step(plan)
+            progress.first_tokens += self._count_tokens(output, now_us)
+            finished = output.finished
+        if finished:
+            self._foreseen_us = None
+            self._count_finished(finished, now_us)
+            progress.finished += finished
 
-    def _leap(self, until_us: int, progress: Progress) -> None:
-        """Take the quiet steps that end by ``until_us``, all at once."""
-        scheduler, foreseen_us = self.scheduler, self._foresee_quiet()
+    def _leap(self, until_us: int, progress: Progress) -> bool:
+        """Take decode steps that end by ``until_us`` all at once; False if there are none."""
+        foreseen_us = self._foresee()
         num_steps = bisect_right(foreseen_us, until_us)
+        if num_steps:
+            num_steps = self.scheduler.leap(num_steps)
         if not num_steps:
-            return
-        ends_us = foreseen_us[:num_steps]
-        del foreseen_us[:num_steps]
-        scheduler.leap(ends_us)
+            return False
+        ends_us, self._foreseen_us = foreseen_us[:num_steps], foreseen_us[num_steps:]
         before_us = ends_us[-2] if num_steps > 1 else self._clock_us
+        self._count_steps(ends_us, before_us, self.scheduler.num_decoding)
         self._clock_us = ends_us[-1]
-        self._last_step_us = ends_us[-1] - before_us
-        self._steps += num_steps
-        self._output_tokens += num_steps * scheduler.num_decoding
         progress.num_steps += num_steps
+        return True
 
-    def _foresee_quiet(self) -> list[int]:
-        """Return the ends of the quiet steps that follow, until something comes between."""
-        if self._quiet_ends_us is None:
-            num_steps = self.scheduler.num_quiet_steps()
+    def _foresee(self) -> Ends:
+        """Return the ends of some decode steps that follow, unless something comes between."""
+        if not self._foreseen_us:
+            num_steps = min(self.scheduler.num_decode_steps(), FORESEEN_MAX)
             if not num_steps:
-                return []
-            steps_us = self._step_time.decode_run_us(self.scheduler.quiet_load(), num_steps)
-            steps_us[0] += self._clock_us
-            self._quiet_ends_us = list(accumulate(steps_us))
-        return self._quiet_ends_us
+                return ()
+            self._foreseen_us = self._step_time.decode_ends_us(
+                self.scheduler.decode_load(), num_steps, self._next_begins_us
+            )
+        return self._foreseen_us
+
+    def _count_steps(self, ends_us: Ends, began_us: int, num_decoding: int) -> None:
+        """Count steps that have ended, the last of which began at ``began_us``."""
+        num_steps = len(ends_us)
+        self._steps += num_steps
+        self._last_step_us = ends_us[-1] - began_us
+        self._output_tokens += num_steps * num_decoding
+        if self._gaps is not None:
+            self._gaps.note_steps(ends_us, num_decoding)
 
     def _count_planned(self, plan: StepPlan) -> None:
         self._preemptions += len(plan.preempted)
+        if self._gaps is not None:
+            for victim in plan.preempted:
+                self._gaps.note_pause(victim)
         self._prefill_tokens += plan.load.prefill_tokens
         for sequence in plan.admitted:
             self._prompt_tokens += sequence.num_prompt_tokens
             self._cached_tokens += sequence.num_cached_tokens or 0
 
-    def _count_completed(self, output: StepOutput, now_us: int) -> list[Sequence]:
-        """Note the times of the new tokens and of the ends; return who got a first token."""
-        first_tokens = []
+    def _count_tokens(self, output: StepOutput, now_us: int) -> list[Sequence]:
+        """Note the times of the new tokens; return who got a first token."""
+        first_tokens, gaps = [], self._gaps
+        self._output_tokens += len(output.new_tokens)
         for sequence in output.new_tokens:
             if sequence.first_token_us is None:
                 sequence.first_token_us = now_us
                 self._prefilling_tokens -= sequence.num_prompt_tokens
                 first_tokens.append(sequence)
-            if sequence.token_times is not None:
-                sequence.token_times.append(now_us)
-        for sequence in output.finished:
-            self._end(sequence, now_us)
-        self._finished += len(output.finished)
+            if gaps is not None:
+                gaps.note_token(sequence)
         return first_tokens
+
+    def _count_finished(self, finished: list[Sequence], now_us: int) -> None:
+        for sequence in finished:
+            if self._gaps is not None:
+                self._gaps.note_whole(sequence)
+            self._end(sequence, now_us)
+        self._finished += len(finished)
 
     def _end(self, sequence: Sequence, now_us: int) -> None:
         sequence.finished_us = now_us

@@ -9,14 +9,14 @@ known. It is touched only in the steps in which it does more than that:
     ends               computed = all tokens but the last   which is returned, never computed
 
 So a sequence stands in one of as many lists as a block has tokens, and is touched twice in as many
-steps. A step costs time for these and for what is not decoding: being admitted, prefilling,
-resumed. Where a list is empty nothing but the context grows: such steps are taken in one leap.
+steps. Steps in which all that run decode, and nobody ends, are taken in one leap, which costs time
+for who is touched and nothing for the rest. A step has a plan only if somebody is admitted,
+prefills or is resumed in it.
 
 A step that must preempt does not fit this picture: everything is settled, and the Scheduler plans
 it as any other.
 """
 
-from array import array
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -33,8 +33,7 @@ class Decode:
     """A running sequence that decodes, and all that it will do."""
 
     sequence: Sequence
-    tokens: "array[int]"  # all that it will have
-    hashes: list[BlockHash]  # of their whole blocks
+    hashes: list[BlockHash]  # of the whole blocks of all tokens that it will have
     order: int  # among the running
     origin: int  # see above
     room: int  # tokens that its block table holds
@@ -50,24 +49,22 @@ class LeapingScheduler(Scheduler):
 
     Both ways give the same results and may be mixed between steps. In this second way the tokens
     and computed tokens of a live sequence are as they were when it was last touched; settle()
-    brings them up to date. With ``keep_times`` it keeps the end of every step, 8 bytes each, for
-    the token_times of sequences that have them.
+    brings them up to date.
     """
 
-    def __init__(
-        self, config: SchedulerConfig, sample: Sample, extend: Extend, keep_times: bool = False
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, sample: Sample, extend: Extend) -> None:
         super().__init__(config)
-        self._times = array("q") if keep_times else None
         self._sample_one = sample
         self._extend = extend
         self._decodes: dict[Sequence, Decode] = {}
-        self._futures: dict[Sequence, array[int]] = {}  # all tokens of those that ever decoded
         self._origins = 0  # their sum
         # Those that fill a block when the step, divided by the block size, leaves the index. Each
         # list is in the order of the running, as they join in it.
         self._filling: list[list[Decode]] = [[] for _ in range(config.block_size)]
+        self._residues = 0  # bit set of the lists that are not empty
         self._ending: dict[int, list[Decode]] = {}  # by step
+        self._next_due = 0  # first step, after those planned, in which somebody is due; 0: unknown
+        self._next_ending = 0  # first step of _ending; 0: unknown
         self._num_planned = 0  # steps
         self._num_completed = 0
         self._is_gathered = False  # all that decode are in _decodes
@@ -78,6 +75,11 @@ class LeapingScheduler(Scheduler):
     def num_decoding(self) -> int:
         """Sequences that get a token in each step without being in its plan."""
         return len(self._decodes)
+
+    @property
+    def ends_somebody(self) -> bool:
+        """Whether the decode step under way gives somebody the last token."""
+        return self._num_planned in self._ending
 
     def is_decoding(self, sequence: Sequence) -> bool:
         """Say whether it is one of those."""
@@ -95,6 +97,8 @@ class LeapingScheduler(Scheduler):
             self._settle(decode)
             self._leave(decode)
             self._ending[decode.end_step].remove(decode)
+            if not self._ending[decode.end_step]:
+                del self._ending[decode.end_step]
         super().abort(sequence)
         self._is_stuck = False
 
@@ -109,6 +113,7 @@ class LeapingScheduler(Scheduler):
         self.settle()
         self._decodes.clear()
         self._filling = [[] for _ in self._filling]
+        self._residues = 0
         self._ending.clear()
         self._origins = 0
         self._is_gathered = False
@@ -139,17 +144,14 @@ class LeapingScheduler(Scheduler):
         plan.load = self._advance(plan.num_tokens, num_decoding, context)
         return plan
 
-    def end_step(self, plan: StepPlan, now_us: int) -> StepOutput:
+    def end_step(self, plan: StepPlan) -> StepOutput:
         """Complete the step under way. Its output leaves out the tokens of who only decodes."""
         self._num_completed = self._num_planned
-        if self._times is not None:
-            self._times.append(now_us)
         output = StepOutput()
-        for decode in sorted(self._ending.pop(self._num_planned, ()), key=order_of):
-            self._end(decode, output)
+        self._end_due(output.finished)
         self._sample(plan, self._sample_one, output)
         if output.finished:
-            self._drop_finished(output)
+            self._drop_finished(output.finished)
             self._is_stuck = False
         if self._is_gathered:
             for sequence in output.new_tokens:
@@ -157,8 +159,30 @@ class LeapingScheduler(Scheduler):
                     self._join(sequence)
         return output
 
-    def num_quiet_steps(self) -> int:
-        """Return how many steps in a row do nothing but decode: 0 if not even the next one."""
+    def begin_decode_step(self) -> bool:
+        """Begin the next step, which num_decode_steps() counts; False, with nothing done, if it
+        lacks blocks or is to admit somebody after all."""
+        step = self._num_planned + 1
+        if self._first_due() == step and not self._touch_if_plain(step):
+            return False
+        self._num_planned = step
+        return True
+
+    def end_decode_step(self) -> list[Sequence]:
+        """Complete such a step; return who has finished."""
+        self._num_completed = self._num_planned
+        finished: list[Sequence] = []
+        if self._num_completed in self._ending:
+            self._end_due(finished)
+            self._drop_finished(finished)
+            self._is_stuck = False
+        return finished
+
+    def num_decode_steps(self) -> int:
+        """Return how many steps in a row do nothing but decode, up to the first that ends somebody.
+
+        0 if not even the next one. Lack of blocks may end them before.
+        """
         config, num_running = self.config, len(self.running)
         if not self._is_gathered or not num_running or num_running > len(self._decodes):
             return 0
@@ -167,97 +191,115 @@ class LeapingScheduler(Scheduler):
         has_room = num_running < min(config.max_num_seqs, config.max_num_batched_tokens)
         if self.waiting and has_room and not self._is_stuck:
             return 0
-        filling, ending, size = self._filling, self._ending, config.block_size
-        step = first = self._num_planned + 1
-        # _due(step) without making its list: this runs once for each step.
-        while step not in ending and not filling[step % size] and not filling[(step - 1) % size]:
-            step += 1
-        return step - first
+        return self.num_steps_to_end()
 
-    def quiet_load(self) -> StepLoad:
-        """Return the load of the next step, which is a quiet one."""
+    def num_steps_to_end(self) -> int:
+        """Return how many steps there are up to the first that gives a decode its last token."""
+        return self._first_ending() - self._num_planned
+
+    def num_untold_steps(self) -> int:
+        """Return how many decode steps in a row leave the blocks as they are."""
+        return self._first_due() - self._num_planned - 1
+
+    def decode_load(self) -> StepLoad:
+        """Return the load of the next step, which is a decode step."""
         num_decoding = len(self._decodes)
         context = self._origins + num_decoding * self._num_planned
-        return self._advance({}, num_decoding, context)
+        return StepLoad(0, 0, 0.0, num_decoding, context, self.padded_slots)
 
-    def leap(self, ends_us: list[int]) -> None:
-        """Take that many quiet steps, which end at these times."""
-        self._num_planned += len(ends_us)
-        self._num_completed = self._num_planned
-        if self._times is not None:
-            self._times.extend(ends_us)
+    def leap(self, num_steps: int) -> int:
+        """Take up to so many decode steps in which nobody ends; return how many were taken."""
+        first = self._num_planned
+        last = min(first + num_steps, self._first_ending() - 1)
+        while (step := self._first_due()) <= last:
+            if not self._touch_if_plain(step):
+                last = step - 1
+                break
+            self._num_planned = step
+        self._num_planned = self._num_completed = last
+        return last - first
 
     def _gather(self) -> None:
         self._is_gathered = True
         for sequence in self.running:
-            lacking = len(sequence.tokens) - sequence.num_computed_tokens
+            lacking = sequence.num_tokens - sequence.num_computed_tokens
             if lacking == 1 and sequence.num_computed_tokens >= sequence.num_prompt_tokens:
                 self._join(sequence)
         assert len(self.running) - len(self._decodes) <= 1
 
     def _join(self, sequence: Sequence) -> None:
         block_size = self.config.block_size
-        tokens = self._futures.get(sequence)
-        if tokens is None:
-            tokens = self._futures[sequence] = self._foresee(sequence)
-        computed = sequence.num_computed_tokens
         caching = self.config.enable_prefix_caching
+        num_tokens = sequence.foresee(self._extend, block_size if caching else None)
+        computed = sequence.num_computed_tokens
         origin = computed - self._num_completed
+        end_step = num_tokens - 1 - origin
         decode = Decode(
             sequence,
-            tokens,
             sequence.block_hashes(block_size) if caching else [],
             sequence.admission_index,
             origin,
             len(sequence.block_table) * block_size,
             # Of all its tokens the last is never computed, so this is never reached.
-            (sequence.num_sealed_blocks + 1) * block_size if caching else len(tokens),
-            len(tokens) - 1 - origin,
+            (sequence.num_sealed_blocks + 1) * block_size if caching else num_tokens,
+            end_step,
         )
         self._decodes[sequence] = decode
         self._origins += origin
-        self._filling[-origin % block_size].append(decode)
-        self._ending.setdefault(decode.end_step, []).append(decode)
-
-    def _foresee(self, sequence: Sequence) -> "array[int]":
-        """Return all tokens that a sequence will have; their hashes are its own from now on."""
-        num_known = len(sequence.tokens)
-        self._extend(sequence, sequence.num_tokens_max - num_known)
-        tokens = sequence.tokens
-        for index in range(num_known, len(tokens)) if sequence.stop_token_ids else ():
-            if tokens[index] in sequence.stop_token_ids:
-                del tokens[index + 1 :]
-                break
-        if self.config.enable_prefix_caching:
-            sequence.block_hashes(self.config.block_size)
-        sequence.tokens = tokens[:num_known]
-        return tokens
+        residue = -origin % block_size
+        self._filling[residue].append(decode)
+        self._residues |= 1 << residue
+        self._ending.setdefault(end_step, []).append(decode)
+        self._next_due = self._next_ending = 0
 
     def _leave(self, decode: Decode) -> None:
         del self._decodes[decode.sequence]
+        self._next_due = self._next_ending = 0
         self._origins -= decode.origin
-        self._filling[-decode.origin % self.config.block_size].remove(decode)
+        residue = -decode.origin % self.config.block_size
+        filling = self._filling[residue]
+        filling.remove(decode)
+        if not filling:
+            self._residues ^= 1 << residue
 
     def _settle(self, decode: Decode) -> None:
-        sequence, completed = decode.sequence, self._num_completed
-        num_known, num_tokens = len(sequence.tokens), decode.origin + completed + 1
-        sequence.tokens += decode.tokens[num_known:num_tokens]
-        sequence.num_computed_tokens = decode.origin + self._num_planned
-        if self._times is not None and sequence.token_times is not None:
-            first = completed - (num_tokens - num_known)
-            sequence.token_times += self._times[first:completed]
+        decode.sequence.reveal(decode.origin + self._num_completed + 1)
+        decode.sequence.num_computed_tokens = decode.origin + self._num_planned
 
-    def _end(self, decode: Decode, output: StepOutput) -> None:
-        sequence = decode.sequence
-        self._settle(decode)
-        self._leave(decode)
-        stopped = sequence.tokens[-1] in sequence.stop_token_ids
-        self._finish(sequence, FinishReason.STOP if stopped else FinishReason.LENGTH)
-        output.finished.append(sequence)
+    def _end_due(self, finished: list[Sequence]) -> None:
+        """End who has all its tokens with the step that was completed last."""
+        ending = self._ending.pop(self._num_completed, None)
+        if ending is None:
+            return
+        for decode in sorted(ending, key=order_of):
+            sequence = decode.sequence
+            self._settle(decode)
+            self._leave(decode)
+            # What it generates again and again, or nothing, stops no sequence.
+            stops = sequence.stop_token_ids
+            stopped = bool(stops) and sequence.tokens[-1] in stops
+            self._finish(sequence, FinishReason.STOP if stopped else FinishReason.LENGTH)
+            finished.append(sequence)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._futures.pop(sequence, None)
-        super()._finish(sequence, reason)
+    def _first_ending(self) -> int:
+        """Return the next step that somebody ends in."""
+        if not self._next_ending:
+            self._next_ending = min(self._ending)
+        return self._next_ending
+
+    def _first_due(self) -> int:
+        """Return the first step after those planned in which _due() finds somebody.
+
+        The lists that are not empty, and those one later, as bits; turned so that the next step is
+        the lowest.
+        """
+        step = self._num_planned
+        if self._next_due <= step:
+            size, bits = self.config.block_size, self._residues
+            due = (bits | bits << 1 | bits >> (size - 1)) & ((1 << size) - 1)
+            turned = (due << size | due) >> (step + 1) % size
+            self._next_due = step + (turned & -turned).bit_length()
+        return self._next_due
 
     def _due(self, step: int) -> list[Decode]:
         """Return who fills a block in ``step`` or has done so in the one before, in order."""
@@ -266,7 +308,8 @@ class LeapingScheduler(Scheduler):
         if block_size == 1:
             return filling
         due = filling + self._filling[(step - 1) % block_size]
-        due.sort(key=order_of)
+        if len(due) > 1:
+            due.sort(key=order_of)
         return due
 
     def _num_blocks_needed(self, due: list[Decode], step: int) -> int:
@@ -277,25 +320,44 @@ class LeapingScheduler(Scheduler):
         if len(self.running) > len(self._decodes):
             last = self.running[-1]
             budget = self.config.max_num_batched_tokens - len(self._decodes)
-            num_tokens = min(len(last.tokens), last.num_computed_tokens + budget)
+            num_tokens = min(last.num_tokens, last.num_computed_tokens + budget)
             num_blocks += max(0, self.config.blocks_for(num_tokens) - len(last.block_table))
         return num_blocks
+
+    def _touch_if_plain(self, step: int) -> bool:
+        """Touch who is due in a decode step. False, with nothing done, if it is none after all: it
+        lacks blocks, or fills one that the head of the waiting line waits for."""
+        due = self._due(step)
+        if not due:
+            return True
+        if self._num_blocks_needed(due, step) > self.pool.num_free:
+            return False
+        if self._is_stuck and self._wanted:
+            filled = (
+                decode.hashes[decode.sequence.num_sealed_blocks]
+                for decode in due
+                if decode.origin + step == decode.next_seal
+            )
+            if not self._wanted.isdisjoint(filled):
+                return False
+        self._touch(due, step)
+        return True
 
     def _touch(self, due: list[Decode], step: int) -> None:
         """Do what these sequences do in ``step`` beside decoding."""
         block_size = self.config.block_size
-        take, seal = self.pool.take_one, self.pool.seal_one
+        pool = self.pool
         for decode in due:
             computed = decode.origin + step
             if computed > decode.room:
-                decode.sequence.block_table.append(take())
+                decode.sequence.block_table += pool.take(1)
                 decode.room += block_size
             if computed == decode.next_seal:
                 sequence = decode.sequence
                 index = sequence.num_sealed_blocks
                 block_hash = decode.hashes[index]
                 parent = decode.hashes[index - 1] if index else None
-                seal(sequence.block_table[index], block_hash, parent)
+                pool.seal((sequence.block_table[index],), (block_hash,), parent)
                 sequence.num_sealed_blocks = index + 1
                 decode.next_seal += block_size
                 if block_hash in self._wanted:

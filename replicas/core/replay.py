@@ -156,17 +156,20 @@ class _Replay:
             planned = _describe_plan(plan, [], {})
             output = scheduler.complete_step(plan, _recorded_sample)
             return {"step": step} | planned | self.describe_end(output)
-        if scheduler.num_quiet_steps():
-            scheduler.leap([step + 1])
-            chunks = {each.sequence_id: 1 for each in scheduler.running}
-            return _NOTHING | {"step": step, "scheduled": chunks} | self.describe_end(StepOutput())
         num_blocks = {each: len(each.block_table) for each in scheduler.running}
+        decodes = scheduler.num_decode_steps() > 0
+        is_complete = decodes and scheduler.leap(1) > 0
+        if is_complete or (decodes and scheduler.begin_decode_step()):
+            more = {each: each.block_table[num_blocks[each] :] for each in scheduler.running}
+            planned = _describe_plan(StepPlan(step, 0), scheduler.running, more)
+            finished = [] if is_complete else scheduler.end_decode_step()
+            return {"step": step} | planned | self.describe_end(StepOutput(finished=finished))
         plan = scheduler.begin_step(step)
         assert plan is not None
         decoding = [each for each in scheduler.running if scheduler.is_decoding(each)]
         more = {each: each.block_table[num_blocks[each] :] for each in decoding}
         planned = _describe_plan(plan, decoding, more)
-        return {"step": step} | planned | self.describe_end(scheduler.end_step(plan, step + 1))
+        return {"step": step} | planned | self.describe_end(scheduler.end_step(plan))
 
     def describe_end(self, output: StepOutput) -> dict[str, Any]:
         scheduler = self.scheduler
@@ -190,9 +193,6 @@ class _Replay:
             same_order = not isinstance(wanted, dict) or list(wanted) == list(found or ())
             if wanted != found or not same_order:
                 self.result.differences.append(Difference(step, name, wanted, found))
-
-
-_NOTHING: dict[str, Any] = {"new": [], "more": [], "resumed": {}, "preempted": []}
 
 
 def _describe_plan(

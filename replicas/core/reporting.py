@@ -22,6 +22,16 @@ def with_figures(report: LoadReport, stats: EngineStats) -> LoadReport:
     )
 
 
+def step_share(step_time: StepTime, tokens: int) -> float:
+    """Return the part of the time of a step full of fresh prompt that one token of it takes too.
+
+    0..1: what a step costs whatever it computes, such as the read of the weights.
+    """
+    load = StepLoad(prefill_tokens=1, prefill_attention_pairs=0.5)
+    full = StepLoad(prefill_tokens=tokens, prefill_attention_pairs=tokens * tokens / 2)
+    return min(1.0, step_time.step_time_us(load) / step_time.step_time_us(full))
+
+
 def full_step_tokens_per_s(step_time: StepTime, tokens: int) -> float:
     """Return what steps full of fresh prompt, ``tokens`` each, compute in a second."""
     load = StepLoad(prefill_tokens=tokens, prefill_attention_pairs=tokens * tokens / 2)

@@ -113,36 +113,35 @@ class Scheduler:
         """Take one token of each sequence whose known tokens are all computed."""
         output = StepOutput()
         self._sample(plan, sample, output)
-        self._drop_finished(output)
+        if output.finished:
+            self._drop_finished(output.finished)
         return output
 
     def _sample(self, plan: StepPlan, sample: Sample, output: StepOutput) -> None:
         new_tokens = output.new_tokens
         for sequence in plan.num_tokens:
-            tokens = sequence.tokens
             # An aborted one is finished; one that lacks tokens has computed a chunk of its prompt.
-            if sequence.status is not RUNNING or sequence.num_computed_tokens < len(tokens):
+            if sequence.status is not RUNNING or sequence.num_computed_tokens < sequence.num_tokens:
                 continue
             if sequence.pooling:
                 self._finish(sequence, FinishReason.STOP)
                 output.finished.append(sequence)
                 continue
             token = new_tokens[sequence] = sample(sequence)
-            tokens.append(token)
+            sequence.append(token)
             if token in sequence.stop_token_ids:
                 self._finish(sequence, FinishReason.STOP)
-            elif len(tokens) == sequence.num_tokens_max:
+            elif sequence.num_tokens == sequence.num_tokens_max:
                 self._finish(sequence, FinishReason.LENGTH)
             else:
                 continue
             output.finished.append(sequence)
 
-    def _drop_finished(self, output: StepOutput) -> None:
-        for sequence in output.finished:
+    def _drop_finished(self, finished: list[Sequence]) -> None:
+        for sequence in finished:
             index = bisect_left(self.running, sequence.admission_index, key=admission_index_of)
             del self.running[index]
-        if output.finished:
-            self._leave_slots(len(output.finished))
+        self._leave_slots(len(finished))
 
     def check(self) -> None:
         """Assert the pool's partition, and that sequences hold what the pool believes."""
@@ -155,7 +154,7 @@ class Scheduler:
         assert len(self.running) + self.padded_slots <= self.config.max_num_seqs
         assert self.waiting == sorted(self.waiting, key=rank_of)
         assert self.waiting_tokens == sum(
-            len(each.tokens) - each.num_matched_tokens for each in self.waiting
+            each.num_tokens - each.num_matched_tokens for each in self.waiting
         )
 
     @property
@@ -190,7 +189,7 @@ class Scheduler:
         """Put a running sequence into the plan; False if it became the victim."""
         block_size = self.config.block_size
         computed = sequence.num_computed_tokens
-        chunk = len(sequence.tokens) - computed
+        chunk = sequence.num_tokens - computed
         if chunk > plan.budget_left:
             chunk = plan.budget_left
         end = computed + chunk
@@ -237,11 +236,11 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=rank_of)
-        self.waiting_tokens += len(sequence.tokens) - sequence.num_matched_tokens
+        self.waiting_tokens += sequence.num_tokens - sequence.num_matched_tokens
 
     def _dequeue(self, index: int) -> None:
         sequence = self.waiting.pop(index)
-        self.waiting_tokens -= len(sequence.tokens) - sequence.num_matched_tokens
+        self.waiting_tokens -= sequence.num_tokens - sequence.num_matched_tokens
 
     def _admit(self, plan: StepPlan) -> None:
         """Fill the step with waiting sequences, if it may take any."""
@@ -276,7 +275,7 @@ class Scheduler:
     def _admit_one(self, plan: StepPlan, sequence: Sequence) -> bool:
         config, pool = self.config, self.pool
         hits = self.pool.match(*self._candidates(sequence))
-        known = len(sequence.tokens)
+        known = sequence.num_tokens
         reserving = config.admission is Admission.RESERVE
         num_reserved = config.blocks_for(config.max_model_len if reserving else known)
         # A hit that nobody holds is in the queue of free blocks, so sharing it takes one.
@@ -318,7 +317,7 @@ class Scheduler:
             return [], 0
         block_size = self.config.block_size
         # One token at least is left to compute: the next token comes out of its computation.
-        return sequence.block_hashes(block_size), (len(sequence.tokens) - 1) // block_size
+        return sequence.block_hashes(block_size), (sequence.num_tokens - 1) // block_size
 
     def _seal(self, sequence: Sequence, num_tokens: int) -> None:
         """Publish the blocks that are full once ``num_tokens`` of the sequence are computed."""

@@ -1,7 +1,7 @@
 """A request as the engine sees it: its tokens, its blocks, how far it is computed."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 
@@ -34,7 +34,6 @@ class Sequence:
     adapters, salts or tenants never share blocks with it. A lower ``priority`` is served first.
     ``adapter`` counts against SchedulerConfig.max_loras. A ``pooling`` sequence (an embedding, a
     score) ends when its prompt is computed and gets no token, whatever its ``max_tokens``.
-    ``prompt_hashes`` are those of the prompt's first blocks, from who has computed them already.
     """
 
     sequence_id: str
@@ -45,9 +44,9 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()
     adapter: str | None = None
     pooling: bool = False
-    prompt_hashes: InitVar[Iterable[BlockHash]] = ()
 
     tokens: "array[int]" = field(init=False)  # the prompt, then the output
+    num_tokens: int = field(init=False)  # of both, known so far
     num_prompt_tokens: int = field(init=False)
     num_tokens_max: int = field(init=False)  # prompt and output
     status: SequenceStatus = field(init=False, default=SequenceStatus.WAITING)
@@ -67,22 +66,24 @@ class Sequence:
     admitted_us: int | None = field(init=False, default=None)  # first admission
     first_token_us: int | None = field(init=False, default=None)
     finished_us: int | None = field(init=False, default=None)
-    token_times: "array[int] | None" = field(init=False, default=None)  # in us, if they are kept
 
-    _hashes: list[BlockHash] = field(init=False)
+    _hashes: list[BlockHash] = field(init=False, default_factory=list)
+    _future: "array[int] | None" = field(init=False, default=None)  # all tokens, once foreseen
 
-    def __post_init__(self, prompt: Iterable[int], prompt_hashes: Iterable[BlockHash]) -> None:
-        self._hashes = [*prompt_hashes]
+    def __post_init__(self, prompt: Iterable[int]) -> None:
         self.tokens = array("I", prompt)
-        self.num_prompt_tokens = len(self.tokens)
-        self.num_tokens_max = self.num_prompt_tokens + self.max_tokens
-        assert self.num_prompt_tokens > 0
+        self._begin(len(self.tokens))
+
+    def _begin(self, num_prompt_tokens: int) -> None:
+        assert num_prompt_tokens > 0
         assert self.max_tokens > 0
+        self.num_tokens = self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens_max = num_prompt_tokens + self.max_tokens
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.tokens) - self.num_prompt_tokens
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def output_tokens(self) -> "array[int]":
@@ -95,9 +96,80 @@ class Sequence:
         The list is the sequence's own: it is extended as tokens come, never recomputed. Every
         call must give the same ``block_size``.
         """
+        self._hash(self.tokens, block_size)
+        return self._hashes
+
+    def append(self, token: int) -> None:
+        """Take in one more token."""
+        self.tokens.append(token)
+        self.num_tokens += 1
+
+    def foresee(self, extend: "Callable[[Sequence, int], None]", block_size: int | None) -> int:
+        """Let ``extend`` give all tokens to come; return how many there will be in all.
+
+        They are known when they are revealed. With a ``block_size`` the hashes of their blocks are
+        there from now on.
+        """
+        future = self._future
+        if future is None:
+            known = self.tokens
+            future = self._future = self.tokens = known[:]
+            extend(self, self.num_tokens_max - self.num_tokens)
+            self.tokens = known
+            for index in range(self.num_tokens, len(future)) if self.stop_token_ids else ():
+                if future[index] in self.stop_token_ids:
+                    del future[index + 1 :]
+                    break
+        if block_size is not None:
+            self._hash(future, block_size)
+        return len(future)
+
+    def reveal(self, num_tokens: int) -> None:
+        """Know ``num_tokens`` tokens in all, of those foreseen."""
+        assert self._future is not None
+        self.tokens += self._future[self.num_tokens : num_tokens]
+        self.num_tokens = num_tokens
+
+    def _hash(self, tokens: "array[int]", block_size: int) -> None:
         hashes = self._hashes
         start = len(hashes) * block_size
-        if len(self.tokens) - start >= block_size:
+        if len(tokens) - start >= block_size:
             parent = hashes[-1] if hashes else self.root
-            hashes += chain_tokens(self.tokens[start:], block_size, parent)
-        return hashes
+            hashes += chain_tokens(tokens[start:], block_size, parent)
+
+
+@dataclass(eq=False, slots=True)
+class CountedSequence(Sequence):
+    """A sequence whose tokens are counted and not kept, for who knows what its blocks will be.
+
+    Of ``prompt`` only the length is taken. ``hashes`` are those of all whole blocks of the prompt
+    and of the ``max_tokens`` of output; none where prefixes are not cached.
+    """
+
+    hashes: InitVar[list[BlockHash]] = field(kw_only=True)
+
+    def __post_init__(  # type: ignore[override]
+        self, prompt: Sized, hashes: list[BlockHash]
+    ) -> None:
+        self.tokens = _NO_TOKENS
+        self._hashes = hashes
+        self._begin(len(prompt))
+
+    def block_hashes(self, _block_size: int) -> list[BlockHash]:
+        """See Sequence."""
+        return self._hashes
+
+    def append(self, _token: int) -> None:
+        """See Sequence."""
+        self.num_tokens += 1
+
+    def foresee(self, _extend: "Callable[[Sequence, int], None]", _block_size: int | None) -> int:
+        """See Sequence."""
+        return self.num_tokens_max
+
+    def reveal(self, num_tokens: int) -> None:
+        """See Sequence."""
+        self.num_tokens = num_tokens
+
+
+_NO_TOKENS = array("I")

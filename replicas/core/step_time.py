@@ -14,6 +14,7 @@ docs/step-time.md has the errors, and where the formula is wrong.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 
@@ -55,6 +56,10 @@ class StepTime(Protocol):
             for index in range(num_steps)
         ]
 
+    def decode_ends_us(self, load: StepLoad, num_steps: int, begins_us: int) -> list[int] | range:
+        """Return when those steps end, one after the other, the first of which begins then."""
+        return list(accumulate(self.decode_run_us(load, num_steps), initial=begins_us))[1:]
+
 
 @dataclass(frozen=True)
 class FixedStepTime(StepTime):
@@ -72,6 +77,11 @@ class FixedStepTime(StepTime):
     def decode_run_us(self, load: StepLoad, num_steps: int) -> list[int]:
         """See StepTime."""
         return [self.step_time_us(load)] * num_steps
+
+    def decode_ends_us(self, load: StepLoad, num_steps: int, begins_us: int) -> range:
+        """See StepTime."""
+        step_us = self.step_time_us(load)
+        return range(begins_us + step_us, begins_us + step_us * num_steps + 1, step_us)
 
 
 @dataclass(frozen=True, kw_only=True)

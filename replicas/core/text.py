@@ -3,6 +3,9 @@
 It behaves like a greedy model: word k is a function of the prompt and of words 0..k-1, so a
 request that goes on from a prompt and part of its answer gets the rest of that answer, on any
 replica. A lost, doubled or foreign word in an answer can therefore be found without a record of it.
+
+    Rule: padding is no part of what stands before. "hello" is padded to two words, and "hello"
+          with two words of its answer behind it is padded elsewhere; both must go on alike.
 """
 
 import sys
@@ -35,6 +38,9 @@ WORDS = tuple(
 END_OF_TEXT = Word(b"", 0)
 """Ends an answer, as a model's end token does: it is counted, and it has no text."""
 
+_PADDING = b"\0"
+_WORD_TEXTS = frozenset(word.text for word in WORDS)
+
 assert all(len(word.text) == TOKEN_BYTES for word in WORDS)
 
 
@@ -45,10 +51,12 @@ class Text:
 
     def __init__(self, prompt: bytes, choice: int = 0) -> None:
         assert len(prompt) % TOKEN_BYTES == 0
-        state = xxh3_64(prompt, seed=choice)
+        before = prompt.replace(_PADDING, b"")
+        state = xxh3_64(before, seed=choice)
         self._digest = state.intdigest
         self._update = state.update
-        self._begun = False
+        # What ends in a word of ours is an answer that has begun, and may be at its end.
+        self._begun = before[-TOKEN_BYTES:] in _WORD_TEXTS
 
     def next_word(self) -> Word:
         """Return the next word, never the end of the text."""

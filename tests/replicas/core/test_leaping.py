@@ -1,7 +1,9 @@
 """Goal: advance() is stepping, only faster. Method: two engines, the same traffic, one of them
 stepped; all that can be seen of them is compared whenever something comes from outside."""
 
-from dataclasses import astuple, dataclass, field
+from collections import Counter
+from dataclasses import astuple, dataclass, field, replace
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,7 +93,8 @@ class Stepped:
     plan: StepPlan | None = None
     begins_us: int = 0
     ends_us: int = 0
-    times: dict[str, list[int]] = field(default_factory=dict)
+    times: dict[str, list[int]] = field(default_factory=dict)  # of the tokens of each
+    gaps: Counter[int] = field(default_factory=Counter)  # of whole answers
 
     def advance(self, until_us: int) -> Progress:
         progress = Progress()
@@ -111,6 +114,9 @@ class Stepped:
                 if len(self.times[each.sequence_id]) == 1:
                     progress.first_tokens.append(each)
             progress.finished += output.finished
+            for each in output.finished:
+                times = self.times.get(each.sequence_id, [])
+                self.gaps.update(after - before for before, after in pairwise(times))
             progress.num_steps += 1
 
     def add(self, sequence: Sequence, now_us: int) -> None:
@@ -173,7 +179,6 @@ def advance_both(leaping: Engine, stepped: Stepped, until_us: int) -> None:
         assert [seen(each)[:1] for each in some] == [seen(each)[:1] for each in same]
     for mine, its in zip(ours.finished, theirs.finished, strict=True):
         assert seen(mine) == seen(its)
-        assert list(mine.token_times or ()) == stepped.times.get(mine.sequence_id, [])
 
 
 def position(each: Sequence) -> int:
@@ -186,7 +191,7 @@ def position(each: Sequence) -> int:
 def test_advancing_is_stepping(
     config: SchedulerConfig, arrivals: list[Arrival], data: st.DataObject
 ) -> None:
-    leaping = Engine(config, UnevenSteps(), position, keep_token_times=True)
+    leaping = Engine(config, UnevenSteps(), position, count_token_gaps=True)
     stepped = Stepped(Engine(config, UnevenSteps(), position))
     now_us = 0
     for index, arrival in enumerate(arrivals):
@@ -207,7 +212,7 @@ def test_advancing_is_stepping(
     advance_both(leaping, stepped, LATER_US)
 
     assert leaping.num_live == 0
-    assert not leaping.scheduler._futures  # nothing of who has ended is kept
+    assert leaping.take_token_gaps() == stepped.gaps
     assert_equal(leaping, stepped.engine)
 
 
@@ -317,25 +322,35 @@ def test_a_blocked_head_is_admitted_when_a_block_that_it_lacks_is_filled() -> No
     assert blocked.num_cached_tokens == 4
 
 
-def test_quiet_steps_are_foreseen_up_to_the_next_block() -> None:
+def test_news_are_foreseen_up_to_the_next_block() -> None:
     engine, _ = counting_engine()
     engine.add(drive.sequence("0", range(4), 30), now_us=0)
     engine.advance(1)
-    at_first = engine.quiet_until_us()
+    at_first = engine.next_news()
     engine.advance(11)  # the step that needs a second block
 
-    foreseen = engine.quiet_until_us()
+    foreseen = engine.next_news()
     engine.advance(21)
 
-    assert (at_first, foreseen) == (1, 11 + 10 * 2)  # two more tokens, then one fills the block
-    assert engine.quiet_until_us() == foreseen
+    # Two more tokens, then one fills the block.
+    assert (at_first, foreseen) == ((1, False), (11 + 10 * 2, False))
+    assert engine.next_news() == foreseen
     engine.add(drive.sequence("1", range(4), 30), now_us=21)
-    assert engine.quiet_until_us() == 21
+    assert engine.next_news() == (21, False)
+
+
+def test_without_events_the_next_news_is_that_somebody_ends() -> None:
+    config = replace(LONG, enable_kv_events=False)
+    engine = Engine(config, FixedStepTime(0, 10), own_token, extend_with_own_token)
+    engine.add(drive.sequence("0", range(4), 30), now_us=0)
+    engine.advance(1)
+
+    assert engine.next_news() == (1 + 10 * 29, True)
 
 
 def test_events_of_one_step_are_in_the_order_of_the_running() -> None:
     config = SchedulerConfig(num_blocks=20, block_size=2, max_num_batched_tokens=64, max_num_seqs=4)
-    leaping = Engine(config, FixedStepTime(1, 10), own_token, keep_token_times=True)
+    leaping = Engine(config, FixedStepTime(1, 10), own_token)
     stepped = Stepped(Engine(config, FixedStepTime(1, 10), own_token))
     for engine in (leaping, stepped):
         engine.add(drive.sequence("fills the pool with cached blocks", range(37), 2), 0)
