@@ -42,6 +42,9 @@ class Failure(Enum):
     )
     NEVER_FITS = FailureKind("never_fits", 400, "invalid_request_error", Fault.CLIENT)
     BAD_HTTP = FailureKind("bad_http", 400, "invalid_request_error", Fault.CLIENT)
+    INVALID_API_KEY = FailureKind("invalid_api_key", 401, "invalid_request_error", Fault.CLIENT)
+    NOT_ALLOWED = FailureKind("not_allowed", 403, "invalid_request_error", Fault.CLIENT)
+    UPGRADE_REFUSED = FailureKind("upgrade_refused", 400, "invalid_request_error", Fault.CLIENT)
     NOT_FOUND = FailureKind("not_found", 404, "invalid_request_error", Fault.CLIENT)
     MODEL_NOT_FOUND = FailureKind("model_not_found", 404, "invalid_request_error", Fault.CLIENT)
     METHOD_NOT_ALLOWED = FailureKind(
@@ -49,6 +52,9 @@ class Failure(Enum):
     )
     REQUEST_TIMEOUT = FailureKind("request_timeout", 408, "invalid_request_error", Fault.CLIENT)
     BODY_TOO_LARGE = FailureKind("body_too_large", 413, "invalid_request_error", Fault.CLIENT)
+    EXPECTATION_FAILED = FailureKind(
+        "expectation_failed", 417, "invalid_request_error", Fault.CLIENT
+    )
     HEADERS_TOO_LARGE = FailureKind("headers_too_large", 431, "invalid_request_error", Fault.CLIENT)
     INTERNAL = FailureKind("internal_error", 500, "server_error", Fault.GATEWAY)
     CONNECT_FAILED = FailureKind(
@@ -73,12 +79,16 @@ class Failure(Enum):
         retry_elsewhere=True,
         retry_after_s=1,
     )
+    MODEL_MISSING = FailureKind(
+        "replica_lacks_model", 502, "server_error", Fault.REPLICA, retry_elsewhere=True
+    )
     CONNECT_TIMEOUT = FailureKind(
         "replica_connect_timeout", 504, "server_error", Fault.REPLICA, retry_elsewhere=True
     )
     FIRST_BYTE_TIMEOUT = FailureKind(
         "replica_first_byte_timeout", 504, "server_error", Fault.REPLICA, retry_elsewhere=True
     )
+    TOTAL_TIMEOUT = FailureKind("request_timed_out", 504, "server_error", Fault.GATEWAY)
     BETWEEN_BYTES_TIMEOUT = FailureKind("replica_stalled", 504, "server_error", Fault.REPLICA)
 
     @property
@@ -124,3 +134,35 @@ def error_body(failure: Failure, message: str, param: str | None = None) -> byte
     """Return the OpenAI error object: ``{"error": {"message", "type", "param", "code"}}``."""
     kind = failure.kind
     return _encode(_ErrorBody(_Error(message, kind.error_type, param, kind.code)))
+
+
+class _AnthropicError(msgspec.Struct):
+    type: str
+    message: str
+    code: str
+
+
+class _AnthropicErrorBody(msgspec.Struct):
+    error: _AnthropicError
+    type: str = "error"
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_error_body(failure: Failure, message: str) -> bytes:
+    """Return Anthropic's error object, whose ``error`` has our stable ``code`` beside its type.
+
+    Types by status: docs.anthropic.com, "Errors"; others are 4xx or 5xx in general.
+    """
+    kind = failure.kind
+    other = "invalid_request_error" if kind.status < 500 else "api_error"
+    name = _ANTHROPIC_TYPES.get(kind.status, other)
+    return _encode(_AnthropicErrorBody(_AnthropicError(name, message, kind.code)))

@@ -32,6 +32,18 @@ class ContentPart(msgspec.Struct):
     image_url: msgspec.Raw = _NO_JSON
     input_audio: msgspec.Raw = _NO_JSON
     file: msgspec.Raw = _NO_JSON
+    video_url: msgspec.Raw = _NO_JSON  # vLLM's, as are the next four
+    audio_url: msgspec.Raw = _NO_JSON
+    image_embeds: msgspec.Raw = _NO_JSON
+    audio_embeds: msgspec.Raw = _NO_JSON
+    uuid: msgspec.Raw = _NO_JSON  # the client's name for what may then be left out
+
+    def digest(self) -> bytes:
+        """Return 128 bits of everything that names the attachment: its last byte counts too."""
+        openai = (self.image_url, self.input_audio, self.file)
+        vllm = (self.video_url, self.audio_url, self.image_embeds, self.audio_embeds, self.uuid)
+        raw = b"\0".join(map(bytes, openai + vllm))
+        return xxh3_128_digest(self.type.encode("utf-8", "surrogatepass") + b"\0" + raw)
 
 
 class ChatMessage(msgspec.Struct):
@@ -65,6 +77,8 @@ class ChatFields(msgspec.Struct):
     n: int | None = None
     tools: msgspec.Raw = _NO_JSON
     cache_salt: str | None = None
+    add_generation_prompt: bool | None = None  # vLLM's names, as is the next
+    continue_final_message: bool | None = None
 
 
 class CompletionFields(msgspec.Struct):
@@ -116,6 +130,7 @@ class TokenizeRequest(msgspec.Struct):
     model: str | None = None
     tools: msgspec.Raw = _NO_JSON
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -182,14 +197,18 @@ _HEADERS_MAX = 64  # roles are a handful; a client that invents them must not gr
 assert len(_TOOLS_HEADER) % TOKEN_BYTES == len(_ATTACHMENT_HEADER) % TOKEN_BYTES == 0
 
 
-def render_chat(fields: ChatFields, *, ends_in_header: bool = True) -> bytes:
-    """Return the prompt of a chat request as padded bytes, ending in the assistant's header."""
+def render_chat(fields: ChatFields) -> bytes:
+    """Return the prompt of a chat request as padded bytes.
+
+    It ends in the assistant's header, or in the final message where the answer is to go on from
+    that: then what is generated has the same words before it as if the message were not cut.
+    """
     pieces: list[bytes] = []
     if fields.tools:
         _add(pieces, _TOOLS_HEADER, bytes(fields.tools))
     for message in fields.messages:
         _render_message(pieces, message)
-    if ends_in_header:
+    if fields.add_generation_prompt is not False and not fields.continue_final_message:
         pieces.append(_header("assistant"))
     return b"".join(pieces)
 
@@ -216,9 +235,7 @@ def _render_parts(pieces: list[bytes], parts: Iterable[ContentPart]) -> None:
             continue
         _add(pieces, b"", "".join(texts).encode("utf-8", "surrogatepass"))
         texts.clear()
-        # 128 bits of everything that names the attachment: its last byte counts too.
-        raw = b"\0".join(bytes(r) for r in (part.image_url, part.input_audio, part.file))
-        pieces += (_ATTACHMENT_HEADER, xxh3_128_digest(part.type.encode() + b"\0" + raw))
+        pieces += (_ATTACHMENT_HEADER, part.digest())
     _add(pieces, b"", "".join(texts).encode("utf-8", "surrogatepass"))
 
 

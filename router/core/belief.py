@@ -16,6 +16,8 @@ from contract.load_report import LOAD_REPORT_SCHEMA, InFlight, LoadReport
 from router.core.config import RoutingConfig, micros
 from router.core.health import Breaker
 from router.core.kv_mirror import KvCursor
+from router.core.probing import ProbeRow
+from router.core.rates import ReplicaRates
 from router.core.reason import Ineligible
 from router.core.view import ChainKey, ReplicaView
 
@@ -44,6 +46,12 @@ class Belief:
         self.listed_models: tuple[str, ...] = ()  # by a replica that does not report
         self.uncached_in_a_row = 0  # answers that owed nothing to a prefix we believed cached
         self.breaker = Breaker(config)
+        self.probes = ProbeRow(config)
+        self.recovering_since_us: int | None = None
+        self.missing_models: dict[str, int] = {}  # answered with 404, until when that counts
+        self.rates = ReplicaRates()
+        self.prior_tokens_per_s = config.prefill_tokens_per_s  # before what was learned
+        view.prefill_tokens_per_s = self.prior_tokens_per_s
         self.report: LoadReport | None = None
         self.reported_us = 0  # when the last accepted report was counted
         self.absent_since_us: int | None = None  # the store answered, without this replica
@@ -115,7 +123,6 @@ class Belief:
         assert self.report is not None
         old = self.view
         view = ReplicaView(old.replica_id, old.slot, old.url, old.model)
-        view.prefill_tokens_per_s = self._config.prefill_tokens_per_s
         belief = Belief(view, self._config, is_static=self.is_static)
         belief.is_drained_by_admin = self.is_drained_by_admin
         belief.kv = self.kv
@@ -134,11 +141,16 @@ class Belief:
         self._copy_reported(report)
         if self.tells_prefill_speed:
             assert report.prefill_tokens_per_s is not None
-            self.view.prefill_tokens_per_s = report.prefill_tokens_per_s
+            self.set_prior(report.prefill_tokens_per_s)
         if self.publishes_events and self.mismatch is None:
             assert report.block_bytes is not None
             self.block_bytes = report.block_bytes
         self._count_foreign(report)
+
+    def set_prior(self, tokens_per_s: float) -> None:
+        """Take in a prefill speed that does not come from its answers."""
+        self.prior_tokens_per_s = tokens_per_s
+        self.view.prefill_tokens_per_s = tokens_per_s / self.view.prefill_slowdown
 
     def _copy_reported(self, report: LoadReport) -> None:
         """Let policies see what the report tells, as it is: not counted on since."""
@@ -149,6 +161,9 @@ class Belief:
         view.kv_block_tokens = report.block_size
         view.running_requests = report.running_requests
         view.waiting_requests = report.waiting_requests
+        view.step_tokens = report.step_tokens
+        share = report.step_share
+        view.step_share = None if share is None else min(1.0, share)
 
     def note_own_load(self) -> None:
         """Raise the peak; called whenever our own load has grown."""
@@ -177,16 +192,45 @@ class Belief:
             return Ineligible.CONTRACT_MISMATCH
         if self.is_draining:
             return Ineligible.DRAINING
-        if self.breaker.is_ejected:
+        if self.breaker.is_ejected or self.probes.is_out:
             return Ineligible.EJECTED
         if self.freshness is Freshness.DEAD:
             return Ineligible.NOT_REPORTING
         return Ineligible.BACKING_OFF if self.breaker.is_avoided else None
 
+    def standing_for(self, model: str | None) -> Ineligible | None:
+        """Likewise, for requests that name ``model``."""
+        standing = self.standing()
+        if standing is None and model in self.missing_models:
+            return Ineligible.BACKING_OFF
+        return standing
+
+    def recover(self, now_us: int) -> None:
+        """Let it regain its traffic by and by, from now on."""
+        if self._config.slow_start_s:
+            self.recovering_since_us = now_us
+
+    def grow_well(self, now_us: int) -> bool:
+        """Let time end a slow start, or a 404; return whether it did."""
+        since_us = self.recovering_since_us
+        ended = since_us is not None and now_us - since_us >= micros(self._config.slow_start_s)
+        if ended:
+            self.recovering_since_us = None
+        for model, until_us in list(self.missing_models.items()):
+            if now_us >= until_us:
+                del self.missing_models[model]
+                ended = True
+        return ended
+
     @property
     def is_draining(self) -> bool:
-        """Told to take no more requests, by itself or by the admin."""
-        return self.is_drained_by_admin or (self.report is not None and self.report.draining)
+        """Told to take no more requests, by itself or by the admin.
+
+        Its own word counts as long as it is believed: who drained may have stopped and come back
+        while the store was away.
+        """
+        report, is_dead = self.report, self.freshness is Freshness.DEAD
+        return self.is_drained_by_admin or (report is not None and report.draining and not is_dead)
 
     @property
     def has_cache_credit(self) -> bool:

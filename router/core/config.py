@@ -26,8 +26,22 @@ class RoutingConfig:
     prefill_tokens_per_s: float = option(
         8000.0, "tokens/s", "prefill speed of a replica that does not report its own"
     )
+    learn_rates: bool = option(
+        True, "", "learn from each replica's answers how slow it is beside its peers"
+    )
+    rate_window_s: float = option(
+        120.0, "s", "age from which an answer says nothing of its replica's speed any more"
+    )
+    rate_dead_band: float = option(
+        1.4, "x", "up to so many times as slow, or as fast, as its peers a replica counts as equal"
+    )
     index_entries_max: int = option(
-        500_000, "entries", "blocks known over all replicas, about 300 bytes each; oldest go first"
+        10_000_000, "entries", "blocks known over all replicas; the oldest go first"
+    )
+    index_bytes_max: int = option(
+        268_435_456,
+        "bytes",
+        "memory of the index: 16 bytes a block, and 600 for each part of a prompt that came apart",
     )
     learned_tokens_max: int = option(
         400_000, "tokens", "cache of a replica that does not report its KV capacity"
@@ -83,6 +97,29 @@ class RoutingConfig:
         5.0, "s", "first time out of the fleet; doubles with each ejection in a row"
     )
     breaker_cooldown_max_s: float = option(60.0, "s", "longest time out of the fleet")
+    max_ejected: float = option(
+        0.9,
+        "0..1",
+        "share of a model's replicas that may be ejected; where more are, something else is wrong "
+        "and all are used. 0.9: up to 10 replicas all but one",
+    )
+    slow_start_s: float = option(
+        5.0, "s", "time over which a replica that was ejected or restarted regains its traffic"
+    )
+    slow_start_share: float = option(
+        0.1, "0..1", "share of the requests that it may have at the beginning of this time"
+    )
+    model_missing_s: float = option(
+        10.0,
+        "s",
+        "how long a replica gets no request for a model that the fleet serves, and that it has "
+        "answered 404 for",
+    )
+    probe_failures: int = option(3, "probes", "failed probes in a row that eject a replica")
+    probe_answers: int = option(2, "probes", "answered probes in a row that take it back")
+    probe_silence_s: float = option(
+        30.0, "s", "time without a byte from a replica from which a late probe counts as failed"
+    )
     back_pressure_s: float = option(
         0.5, "s", "how long a replica that answers 429 or 503 is avoided; doubles in a row"
     )
@@ -98,6 +135,8 @@ class RoutingConfig:
                 f"report_dead_s is {self.report_dead_s}, must be at least report_stale_s, "
                 f"which is {self.report_stale_s}"
             )
+        if self.rate_dead_band < 1:
+            raise ValueError(f"rate_dead_band is {self.rate_dead_band}, must be 1 or more")
         for longest, first in (
             ("breaker_cooldown_max_s", "breaker_cooldown_s"),
             ("back_pressure_max_s", "back_pressure_s"),
@@ -105,12 +144,13 @@ class RoutingConfig:
         ):
             if getattr(self, longest) < getattr(self, first):
                 raise ValueError(f"{longest} must be at least {first}")
-        for share in ("retry_budget", "breaker_window_share"):
+        for share in ("retry_budget", "breaker_window_share", "max_ejected", "slow_start_share"):
             if not 0 <= getattr(self, share) <= 1:
                 raise ValueError(f"{share} is {getattr(self, share)}, must be from 0 to 1")
 
     def _check_signs(self) -> None:
-        may_be_zero = {"in_flight_max", "queue_max", "retry_max", "retry_budget"}
+        may_be_zero = {"in_flight_max", "queue_max", "retry_max", "retry_budget", "learn_rates"}
+        may_be_zero |= {"max_ejected", "slow_start_s", "slow_start_share", "model_missing_s"}
         may_be_zero |= {"retry_floor_per_s", "retry_backoff_s", "retry_backoff_max_s"}
         for name, value in vars(self).items():
             if value < 0 or (value == 0 and name not in may_be_zero):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from router.core.explanation import Explanation
 from router.core.ledger import Lease
 from router.core.reason import Ineligible, Reason
 from router.core.view import ReplicaView
@@ -21,13 +22,4 @@ class Decision:
     lease: Lease | None
     matched_tokens: int
     ineligible: Mapping[str, Ineligible]
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """How a request would be decided: ``eligible`` were weighed, their matches are in it."""
-
-    reason: Reason
-    replica: ReplicaView | None
-    eligible: list[ReplicaView]
-    ineligible: Mapping[str, Ineligible]
+    explanation: Explanation | None = None  # if the request asks for it

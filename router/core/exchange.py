@@ -3,7 +3,9 @@
     Rule 1: there is one way out. Every row that leads to ENDED has END as its last action, and
             nothing leads out of ENDED.
     Rule 2: a request may be sent again only where nothing has reached the client: FAILED, the
-            state from which retries start, cannot be reached from STREAMING or PAUSED.
+            state from which retries start, cannot be reached from STREAMING or PAUSED. From there
+            a loss leads to INTERRUPTED, and what is asked for then is the rest of the answer: no
+            way leads from it to the head of an answer, or to one of the gateway's own.
     Rule 3: DECIDED books a lease; whichever row leaves the attempt releases it, once.
     Rule 4: an action that can raise the next event is the last of its row, so a row has been
             done in full before another begins.
@@ -34,7 +36,12 @@ class State(IntEnum):
     PAUSED = 8  # likewise, and the client is slow
     FAILED = 9  # the attempt is over and nothing has reached the client
     BACKING_OFF = 10
-    ENDED = 11
+    INTERRUPTED = 11  # the attempt is over and the client has had part of the answer
+    REDECIDING = 12  # who gives the rest of it
+    REQUEUED = 13
+    RECONNECTING = 14
+    RESENT = 15  # the rest has been asked for
+    ENDED = 16
 
 
 class Event(IntEnum):
@@ -68,6 +75,10 @@ class Event(IntEnum):
     GIVEN_UP = 25
     CLIENT_LOST = 26
     DRAIN_OVER = 27
+    RESUME = 28  # the rest can be had
+    NOTHING_MISSING = 29  # but the mark of the end, which the gateway can write itself
+    NOT_CONTINUED = 30  # a replica answered with something else than the rest
+    TOTAL_TIMEOUT = 31  # whatever it waits for, it has taken too long
 
 
 class Action(IntEnum):
@@ -92,11 +103,14 @@ class Action(IntEnum):
     BREAK_OFF = 16  # so that nobody takes what was sent for the whole answer
     CUT = 17  # close the client's connection without a word
     END = 18  # count and log
+    JUDGE_BREAK = 19  # can the rest be had elsewhere?
+    REDECIDE = 20  # for the prompt with the answer so far
+    SPLICE = 21  # the new stream into the one that the client has
 
 
 RAISING = frozenset(
-    {Action.DECIDE, Action.CONNECT, Action.RECONNECT, Action.RELAY_HEAD}
-    | {Action.JUDGE, Action.WAIT, Action.END}
+    {Action.DECIDE, Action.CONNECT, Action.RECONNECT, Action.RELAY_HEAD, Action.JUDGE}
+    | {Action.WAIT, Action.JUDGE_BREAK, Action.REDECIDE, Action.SPLICE, Action.END}
 )
 """Actions that may raise the next event (Rule 4); END lets the client's next request begin."""
 
@@ -121,6 +135,9 @@ _UNJUDGED = AttemptOutcome.CANCELLED
 
 _REFUSE = Transition(State.ENDED, (Action.ANSWER, Action.END))
 _LEAVE = Transition(State.ENDED, (Action.END,), outcome=Outcome.CLIENT_LEFT)
+_LEAVE_QUEUE = Transition(
+    State.ENDED, (Action.LEAVE_QUEUE, Action.END), outcome=Outcome.CLIENT_LEFT
+)
 _CONNECT = Transition(State.CONNECTING, (Action.CONNECT,))
 _ABANDON = Transition(
     State.ENDED,
@@ -137,9 +154,18 @@ def _fail(attempt: AttemptOutcome) -> Transition:
     return Transition(State.FAILED, (Action.DROP, Action.RELEASE, Action.JUDGE), attempt)
 
 
-def _break_off(attempt: AttemptOutcome) -> Transition:
-    actions = (Action.DROP, Action.BREAK_OFF, Action.RELEASE, Action.END)
-    return Transition(State.ENDED, actions, attempt, Outcome.BROKEN)
+def _interrupt(attempt: AttemptOutcome | None) -> Transition:
+    actions = (Action.DROP, Action.RELEASE, Action.JUDGE_BREAK)
+    return Transition(State.INTERRUPTED, actions, attempt)
+
+
+_BREAK = Transition(State.ENDED, (Action.BREAK_OFF, Action.END), outcome=Outcome.BROKEN)
+_BREAK_OFF = Transition(
+    State.ENDED,
+    (Action.DROP, Action.BREAK_OFF, Action.RELEASE, Action.END),
+    _UNJUDGED,
+    Outcome.BROKEN,
+)
 
 
 _ATTEMPT_UNDER_WAY = {Event.CLIENT_LOST: _ABANDON, Event.DRAIN_OVER: _CANCEL}
@@ -152,10 +178,10 @@ _NOTHING_RELAYED = _ATTEMPT_UNDER_WAY | {
 _DONE = (Action.FINISH, Action.REUSE, Action.RELEASE, Action.END)
 _RELAYING = {
     Event.BODY_END: Transition(State.ENDED, _DONE),
-    Event.UPSTREAM_LOST: _break_off(_LOST),
-    Event.BAD_ANSWER: _break_off(_LOST),
-    Event.BETWEEN_BYTES_TIMEOUT: _break_off(_LATE),
-    Event.DRAIN_OVER: _break_off(_UNJUDGED),
+    Event.UPSTREAM_LOST: _interrupt(_LOST),
+    Event.BAD_ANSWER: _interrupt(_LOST),
+    Event.BETWEEN_BYTES_TIMEOUT: _interrupt(_LATE),
+    Event.DRAIN_OVER: _BREAK_OFF,
     Event.CLIENT_LOST: _ABANDON,
     Event.CLIENT_WRITE_TIMEOUT: Transition(
         State.ENDED,
@@ -181,9 +207,7 @@ TRANSITIONS: dict[State, dict[Event, Transition]] = {
         Event.DECIDED: _CONNECT,
         Event.REFUSED: _REFUSE,
         Event.QUEUE_TIMEOUT: _REFUSE,
-        Event.CLIENT_LOST: Transition(
-            State.ENDED, (Action.LEAVE_QUEUE, Action.END), outcome=Outcome.CLIENT_LEFT
-        ),
+        Event.CLIENT_LOST: _LEAVE_QUEUE,
         Event.DRAIN_OVER: Transition(State.ENDED, (Action.LEAVE_QUEUE, Action.ANSWER, Action.END)),
     },
     State.CONNECTING: _ATTEMPT_UNDER_WAY
@@ -223,9 +247,56 @@ TRANSITIONS: dict[State, dict[Event, Transition]] = {
         ),
         Event.DRAIN_OVER: Transition(State.ENDED, (Action.STOP_WAITING, Action.ANSWER, Action.END)),
     },
+    State.INTERRUPTED: {
+        Event.RESUME: Transition(State.REDECIDING, (Action.REDECIDE,)),
+        Event.NOTHING_MISSING: Transition(
+            State.ENDED, (Action.FINISH, Action.END), outcome=Outcome.COMPLETE
+        ),
+        Event.GIVEN_UP: _BREAK,
+        Event.CLIENT_LOST: _LEAVE,
+    },
+    State.REDECIDING: {
+        Event.DECIDED: Transition(State.RECONNECTING, (Action.CONNECT,)),
+        Event.QUEUED: Transition(State.REQUEUED),
+        Event.REFUSED: _BREAK,
+        Event.CLIENT_LOST: _LEAVE,
+    },
+    State.REQUEUED: {
+        Event.DECIDED: Transition(State.RECONNECTING, (Action.CONNECT,)),
+        Event.REFUSED: _BREAK,
+        Event.QUEUE_TIMEOUT: _BREAK,
+        Event.CLIENT_LOST: _LEAVE_QUEUE,
+        Event.DRAIN_OVER: Transition(
+            State.ENDED,
+            (Action.LEAVE_QUEUE, Action.BREAK_OFF, Action.END),
+            outcome=Outcome.BROKEN,
+        ),
+    },
+    State.RECONNECTING: {
+        Event.CONNECTED: Transition(State.RESENT, (Action.SEND,)),
+        Event.CONNECT_FAILED: _interrupt(_LOST),
+        Event.CONNECT_TIMEOUT: _interrupt(_LATE),
+        Event.OUT_OF_SOCKETS: _BREAK_OFF,
+        Event.DRAIN_OVER: _BREAK_OFF,
+        Event.CLIENT_LOST: _ABANDON,
+    },
+    State.RESENT: {
+        Event.STREAM_OPENED: Transition(State.STREAMING, (Action.SPLICE,)),
+        Event.NOT_CONTINUED: _interrupt(None),
+        Event.UPSTREAM_LOST: _interrupt(_LOST),
+        Event.BAD_ANSWER: _interrupt(_LOST),
+        Event.FIRST_BYTE_TIMEOUT: _interrupt(_LATE),
+        Event.WENT_STALE: Transition(State.RECONNECTING, (Action.DROP, Action.RECONNECT)),
+        Event.DRAIN_OVER: _BREAK_OFF,
+        Event.CLIENT_LOST: _ABANDON,
+    },
     State.ENDED: {},
 }
 """Every row there is. The first state is RECEIVED, the last ENDED."""
+
+for _row in TRANSITIONS.values():
+    if Event.DRAIN_OVER in _row:  # no time left is no time left, whoever says so
+        _row[Event.TOTAL_TIMEOUT] = _row[Event.DRAIN_OVER]
 
 
 def transition(state: State, event: Event) -> Transition:

@@ -4,24 +4,35 @@ The shell puts reports, events and the ends of attempts in; `decide()` reads a c
 and books its lease before it returns, so the next request of the same burst sees it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 from contract.kv_events import KvEventBatch, KvSnapshot
 from contract.load_report import GatewayReport, InFlight, LoadReport
 from contract.openai_api import Usage
 from router.core.belief import Belief, Freshness
+from router.core.choice import (
+    FRONTIER_REPLICAS_MIN,
+    Choice,
+    Found,
+    blocks_on,
+    choose,
+    choose_alike,
+    look_up,
+)
 from router.core.config import RoutingConfig, micros
-from router.core.decision import Decision, Explanation
+from router.core.decision import Decision
+from router.core.explanation import Explanation, explain_choice
 from router.core.health import AttemptOutcome, BreakerState
-from router.core.kv_mirror import apply_batch, apply_snapshot
-from router.core.learning import learn_from_end
+from router.core.kv_mirror import apply_batch, load_snapshot
+from router.core.learning import PredictionErrors, learn_from_end
 from router.core.ledger import Lease, Ledger
 from router.core.policy import Policy
 from router.core.prefix_index import PrefixIndex
+from router.core.probing import ProbeResult
 from router.core.reason import Ineligible, Reason
 from router.core.roster import Pool, Roster
+from router.core.slow_start import spared
 from router.core.view import ReplicaView, RouteRequest
 
 COMPUTED_US = 10_000_000
@@ -51,7 +62,10 @@ class FleetState:
 
     def __init__(self, config: RoutingConfig, policy: Policy) -> None:
         self.policy = policy
-        self.index = PrefixIndex(config.index_entries_max, micros(config.prediction_ttl_s))
+        self.index = PrefixIndex(
+            config.index_entries_max, micros(config.prediction_ttl_s), config.index_bytes_max
+        )
+        self.prediction_errors = PredictionErrors()
         self.ledger = Ledger(micros(config.lease_ttl_s), self._lease_ended)
         self._config = config
         self._roster = Roster(config, self.index)
@@ -68,19 +82,25 @@ class FleetState:
         model = request.model
         pool = self._roster.pool_without(model, tried) if tried else self._roster.pool(model)
         eligible, excluded = pool.views, pool.excluded
+        if pool.recovering:
+            eligible = spared(request, pool, now_us, self._config)
         if self._config.in_flight_max:
             excluded = self._narrow(pool)
-            eligible = [view for view in pool.views if view.replica_id not in excluded]
+            free = [view for view in eligible if view.replica_id not in excluded]
+            # A replica that recovers is spared only where there are others.
+            eligible = free or [v for v in pool.views if v.replica_id not in excluded]
         if not eligible:
-            return Decision(_refusal(excluded), None, None, 0, excluded)
-        matched_blocks = self._match(request, pool)
+            reason = _refusal(excluded)
+            explanation = self._explained(request, reason, None, [], excluded)
+            return Decision(reason, None, None, 0, excluded, explanation)
+        found = look_up(self.index, request, pool, self._config.bytes_per_token)
         if self.policy.counts_arrivals:
             self._number(request)
-        alone = len(eligible) == 1
-        replica = eligible[0] if alone else self.policy.choose(request, eligible)
-        reason = Reason.ONLY_ONE if alone else _reason(request, replica, eligible)
-        lease = self._book(request, replica, matched_blocks.get(replica.slot, 0), now_us)
-        return Decision(reason, replica, lease, lease.matched_tokens, excluded)
+        choice = self._choose(request, pool, eligible, found)
+        replica, reason = choice.replica, choice.reason
+        explanation = self._explained(request, reason, replica, eligible, excluded)
+        lease = self._book(request, replica, blocks_on(found, replica), now_us)
+        return Decision(reason, replica, lease, lease.matched_tokens, excluded, explanation)
 
     def explain(self, request: RouteRequest) -> Explanation:
         """Say how ``request`` would be decided now, and book nothing. Fills in its match."""
@@ -88,14 +108,14 @@ class FleetState:
         excluded = self._narrow(pool)
         eligible = [view for view in pool.views if view.replica_id not in excluded]
         if not eligible:
-            return Explanation(_refusal(excluded), None, [], excluded)
-        self._match(request, pool)
+            reason = _refusal(excluded)
+            return explain_choice(self.policy, request, reason, None, [], excluded)
+        found = look_up(self.index, request, pool, self._config.bytes_per_token)
         key = self._roster.key_of(request.model)
         request.arrival_index = self._arrivals.get(key, 0)
-        alone = len(eligible) == 1
-        replica = eligible[0] if alone else self.policy.choose(request, eligible)
-        reason = Reason.ONLY_ONE if alone else _reason(request, replica, eligible)
-        return Explanation(reason, replica, eligible, excluded)
+        choice = choose(self.policy, request, eligible, found)
+        reason, replica = choice.reason, choice.replica
+        return explain_choice(self.policy, request, reason, replica, eligible, excluded)
 
     def add_static(
         self, url: str, replica_id: str | None = None, model: str | None = None, *, now_us: int
@@ -116,6 +136,28 @@ class FleetState:
         belief.is_drained_by_admin = draining
         self._roster.changed()
         return True
+
+    def on_probe(self, replica_id: str, url: str, result: ProbeResult, now_us: int) -> bool:
+        """Take in how a probe of the replica at ``url`` ended; return whether it is news."""
+        self._now_us = now_us
+        belief = self._roster.get(replica_id)
+        if belief is None or belief.view.url != url:
+            return False
+        view = belief.view
+        is_idle = not view.requests and belief.freshness is not Freshness.FRESH
+        silent_us = now_us - max(view.heard_us, belief.reported_us)
+        if not belief.probes.take(result, is_idle=is_idle, silent_us=silent_us):
+            return False
+        if not belief.probes.is_out:
+            belief.recover(now_us)
+            if not belief.publishes_events:  # what came back is most likely another process
+                self.index.clear(view.slot)
+        self._roster.changed()
+        return True
+
+    def knows_model(self, model: str | None) -> bool:
+        """Say whether some replica has said that it serves ``model``."""
+        return model in self._roster.names()
 
     def set_models(self, replica_id: str, names: Sequence[str]) -> None:
         """Take in what a replica that does not report says it serves: its model, then others."""
@@ -161,9 +203,18 @@ class FleetState:
 
     def on_kv_snapshot(self, replica_id: str, snapshot: KvSnapshot, now_us: int) -> bool:
         """Apply a snapshot. False: it is of another process, so the gap is still there."""
+        *_, is_in_sync = self.load_kv_snapshot(replica_id, snapshot, now_us)
+        return is_in_sync
+
+    def load_kv_snapshot(
+        self, replica_id: str, snapshot: KvSnapshot, now_us: int
+    ) -> Iterator[bool]:
+        """Apply a snapshot in slices, as in ``on_kv_snapshot``; only the last result counts."""
         self._now_us = now_us
         belief = self._of_events(replica_id, snapshot)
-        return belief is None or apply_snapshot(self.index, belief.view.slot, belief.kv, snapshot)
+        if belief is None:
+            return iter((True,))
+        return load_snapshot(self.index, belief.view.slot, belief.kv, snapshot)
 
     def own_report(self, gateway_id: str, incarnation: str, sequence: int) -> GatewayReport:
         """Return what this gateway has under way, for the others."""
@@ -200,26 +251,38 @@ class FleetState:
         self.index.check()
         self.ledger.check(belief.view for belief in self._roster)
 
+    def _explained(
+        self,
+        request: RouteRequest,
+        reason: Reason,
+        replica: ReplicaView | None,
+        eligible: Sequence[ReplicaView],
+        excluded: Mapping[str, Ineligible],
+    ) -> Explanation | None:
+        """Explain what was chosen, if the request asks for it; no lease must be booked yet."""
+        if not request.is_explained:
+            return None
+        return explain_choice(self.policy, request, reason, replica, eligible, excluded)
+
     def _narrow(self, pool: Pool) -> dict[str, Ineligible]:
         """Return who is out, those that are full included."""
         limit = self._config.in_flight_max
         full = [view for view in pool.views if limit and view.requests >= limit]
         return pool.excluded | {view.replica_id: Ineligible.AT_LIMIT for view in full}
 
-    def _match(self, request: RouteRequest, pool: Pool) -> dict[int, int]:
-        """Fill in the matched tokens; return the matched blocks, by slot."""
-        matched: dict[int, int] = {}
-        request.matched_tokens = {}
-        if not request.prompt:
-            return matched
-        tokens_max = max(0, request.prompt_tokens - 1)
-        for key, slots in pool.credit.items():
-            blocks = self.index.match(request.chain(key), slots)
-            tokens_per_block = key[0] / self._config.bytes_per_token
-            for slot, depth in blocks.items():
-                request.matched_tokens[slot] = min(int(depth * tokens_per_block), tokens_max)
-            matched.update(blocks)
-        return matched
+    def _choose(
+        self,
+        request: RouteRequest,
+        pool: Pool,
+        eligible: Sequence[ReplicaView],
+        found: Sequence[Found],
+    ) -> Choice:
+        policy = self.policy
+        is_whole = eligible is pool.views and not request.is_explained
+        if policy.looks_at is None or len(eligible) < FRONTIER_REPLICAS_MIN or not is_whole:
+            return choose(policy, request, eligible, found)
+        frontier = self._roster.frontier(policy.looks_at, self.ledger.touched)
+        return choose_alike(policy, request, pool, found, frontier)
 
     def _number(self, request: RouteRequest) -> None:
         key = self._roster.key_of(request.model)
@@ -238,8 +301,12 @@ class FleetState:
         was_computing = replica.own_ahead_tokens > 0
         matched_tokens = request.matched_tokens.get(replica.slot, 0)
         uncached_tokens = request.prompt_tokens - matched_tokens
+        ahead_tokens = replica.ahead_tokens
         lease = self.ledger.book(replica, matched_tokens, uncached_tokens, now_us)
+        lease.ahead_tokens = ahead_tokens
+        lease.is_stream = request.stream
         belief.note_own_load()
+        lease.model = request.model
         lease.is_probe = belief.breaker.begin_attempt()
         if lease.is_probe:
             self._roster.changed()  # the others wait for what the probe says
@@ -260,11 +327,21 @@ class FleetState:
             return  # that process has gone, and what it did says nothing of its successor
         breaker = belief.breaker
         before = (breaker.is_ejected, breaker.is_avoided)
+        was_out = breaker.state is not BreakerState.CLOSED
         breaker.observe(outcome, now_us, began_us=lease.booked_us, is_probe=lease.is_probe)
+        if outcome is AttemptOutcome.NOT_FOUND and lease.model in self._roster.names():
+            belief.missing_models[lease.model] = now_us + micros(self._config.model_missing_s)
+            self._roster.changed()
+        if was_out and breaker.state is BreakerState.CLOSED:
+            belief.recover(now_us)
+            self._roster.changed()
         if (breaker.is_ejected, breaker.is_avoided) != before:
             self._roster.changed()
+        rates = self._roster.rates
+        if rates is not None and outcome is AttemptOutcome.OK:
+            rates.learn(belief.rates, belief.prior_tokens_per_s, lease, now_us, usage)
         if lease.chain:
-            learn_from_end(self.index, belief, lease, outcome, usage)
+            learn_from_end(self.index, self.prediction_errors, belief, lease, outcome, usage)
 
     def _of_events(self, replica_id: str, message: KvEventBatch | KvSnapshot) -> Belief | None:
         """Return whose events these are, None if they are of no use: unknown, late, foreign."""
@@ -296,15 +373,3 @@ def _refusal(excluded: Mapping[str, Ineligible]) -> Reason:
     if why == {Ineligible.OTHER_MODEL}:
         return Reason.MODEL_NOT_FOUND
     return Reason.QUEUED if Ineligible.AT_LIMIT in why else Reason.ALL_EXCLUDED
-
-
-def _reason(request: RouteRequest, replica: ReplicaView, eligible: Sequence[ReplicaView]) -> Reason:
-    if not request.prompt:
-        return Reason.NO_PROMPT
-    matched = request.matched_tokens
-    if not matched:
-        return Reason.COLD
-    most = max(map(matched.get, [view.slot for view in eligible], repeat(0)))
-    if not most:
-        return Reason.COLD
-    return Reason.WARM if matched.get(replica.slot, 0) == most else Reason.SPREAD

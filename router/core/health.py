@@ -19,6 +19,7 @@ class AttemptOutcome(Enum):
 
     OK = "ok"
     CLIENT_ERROR = "client_error"  # 4xx
+    NOT_FOUND = "not_found"  # 404 on a path that every engine has: it knows no such model
     BACK_PRESSURE = "back_pressure"  # 429, 503
     SERVER_ERROR = "server_error"  # other 5xx
     TRANSPORT_ERROR = "transport_error"
@@ -34,7 +35,7 @@ class BreakerState(Enum):
     HALF_OPEN = "half_open"
 
 
-_ANSWERS = (AttemptOutcome.OK, AttemptOutcome.CLIENT_ERROR)
+_ANSWERS = (AttemptOutcome.OK, AttemptOutcome.CLIENT_ERROR, AttemptOutcome.NOT_FOUND)
 _EJECTIONS_COUNTED_MAX = 32  # doubling further than this is beyond any cap
 
 

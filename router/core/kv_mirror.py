@@ -4,8 +4,10 @@ While a cursor is out of sync nothing of its replica is confirmed: it may be und
 over-credited. It comes back with a snapshot, or with the first batch of a new process.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from contract.blocks import BlockHash
 from contract.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -16,6 +18,9 @@ from contract.kv_events import (
     continuity,
 )
 from router.core.prefix_index import PrefixIndex
+
+SNAPSHOT_SLICE_BLOCKS = 200
+"""Stored in about a millisecond."""
 
 
 @dataclass(slots=True)
@@ -37,38 +42,59 @@ def apply_batch(index: PrefixIndex, slot: int, cursor: KvCursor, batch: KvEventB
         step = Continuity.NEXT if batch.sequence == 0 else Continuity.GAP
     if step is Continuity.GAP:
         cursor.in_sync = False
-        index.replace(slot, ())
+        index.clear_told(slot)
     if not cursor.in_sync or step is Continuity.OLD:
         return cursor.in_sync
+    removed: list[BlockHash] = []
     for event in batch.events:
+        if removed and not isinstance(event, BlockRemoved):
+            index.remove(slot, removed)
+            removed = []
         match event:
-            case BlockStored(block_hashes=blocks):
-                index.store(slot, blocks)
+            case BlockStored(block_hashes=blocks, parent_hash=parent):
+                index.store(slot, blocks, parent)
             case BlockRemoved(block_hashes=blocks):
-                index.remove(slot, blocks)
+                removed += blocks  # an engine may tell of each in an event of its own
             case AllBlocksCleared():
                 index.clear(slot)
+    if removed:
+        index.remove(slot, removed)
     cursor.sequence = batch.sequence
     return True
 
 
-def apply_snapshot(index: PrefixIndex, slot: int, cursor: KvCursor, snapshot: KvSnapshot) -> bool:
+def load_snapshot(
+    index: PrefixIndex, slot: int, cursor: KvCursor, snapshot: KvSnapshot
+) -> Iterator[bool]:
     """Take in a snapshot of the process that ``cursor`` follows, unless it is behind.
 
-    Returns whether the cursor is in sync after it. Batches after the snapshot that were refused
-    before must be offered again; those that it includes are dropped as old.
+    In slices, so that the caller can do other things between; each yields whether the cursor is in
+    sync, which it is with the last one. Batches after the snapshot that were refused before must be
+    offered again then; those that it includes are dropped as old.
     """
     if cursor.incarnation is None:
         restart(cursor, snapshot.incarnation)
         cursor.in_sync = False
     if snapshot.incarnation != cursor.incarnation:
-        return cursor.in_sync
+        yield cursor.in_sync
+        return
     if cursor.in_sync and snapshot.sequence <= cursor.sequence:
-        return True
-    index.replace(slot, snapshot.block_hashes)
+        yield True
+        return
+    index.clear_told(slot)
+    cursor.in_sync = False
+    blocks = snapshot.block_hashes
+    for start in range(0, len(blocks), SNAPSHOT_SLICE_BLOCKS):
+        if start:
+            yield False
+            if cursor.incarnation != snapshot.incarnation or cursor.in_sync:
+                yield cursor.in_sync  # meanwhile it has been told of another process
+                return
+        for block in blocks[start : start + SNAPSHOT_SLICE_BLOCKS]:
+            index.store(slot, (block,))  # of none is it known which one it follows
     cursor.sequence = snapshot.sequence
     cursor.in_sync = True
-    return True
+    yield True
 
 
 def restart(cursor: KvCursor, incarnation: str | None) -> None:

@@ -1,5 +1,7 @@
 """What the end of an attempt teaches the prefix index: the engine's own word against our belief."""
 
+from dataclasses import dataclass
+
 from contract.openai_api import Usage
 from router.core.belief import Belief
 from router.core.health import AttemptOutcome
@@ -11,13 +13,24 @@ UNCACHED_IN_A_ROW_MAX = 3
 
 _REFUSALS = (
     AttemptOutcome.CLIENT_ERROR,
+    AttemptOutcome.NOT_FOUND,
     AttemptOutcome.BACK_PRESSURE,
     AttemptOutcome.SERVER_ERROR,
 )
 
 
+@dataclass(slots=True)
+class PredictionErrors:
+    """How far the engines' own words were from what we believed. Tokens of prompts."""
+
+    over_tokens: int = 0  # believed cached, and were not
+    under_tokens: int = 0  # were cached beyond what we believed
+    corrections: int = 0  # times that the index forgot something for it
+
+
 def learn_from_end(
     index: PrefixIndex,
+    errors: PredictionErrors,
     belief: Belief,
     lease: Lease,
     outcome: AttemptOutcome,
@@ -28,11 +41,16 @@ def learn_from_end(
     if outcome in _REFUSALS or lost:
         index.correct(belief.view.slot, lease.chain, lease.matched_blocks)
     elif usage is not None and usage.cached_tokens is not None:
-        _compare(index, belief, lease, usage.cached_tokens, usage.prompt_tokens)
+        _compare(index, errors, belief, lease, usage.cached_tokens, usage.prompt_tokens)
 
 
 def _compare(
-    index: PrefixIndex, belief: Belief, lease: Lease, cached_tokens: int, prompt_tokens: int
+    index: PrefixIndex,
+    errors: PredictionErrors,
+    belief: Belief,
+    lease: Lease,
+    cached_tokens: int,
+    prompt_tokens: int,
 ) -> None:
     """Draw the conclusion where the engine had less cached than we believed.
 
@@ -40,14 +58,22 @@ def _compare(
     evicted, and so, in an engine that evicts by age, was all that had been used before it. Only
     an engine that never has anything cached loses the prompt too.
     """
-    if prompt_tokens <= 0 or lease.matched_last_used_us is None:
-        return  # nonsense, nothing matched, or what matched was still being computed
+    if prompt_tokens <= 0:
+        return  # nonsense
     cached_tokens = min(max(cached_tokens, 0), prompt_tokens)
+    # Our tokens are bytes over a number; the engine's are what it computes with.
+    believed = lease.matched_tokens * prompt_tokens
+    believed //= max(1, lease.matched_tokens + lease.uncached_tokens)
+    errors.over_tokens += max(0, believed - cached_tokens)
+    errors.under_tokens += max(0, cached_tokens - believed)
+    if lease.matched_last_used_us is None:
+        return  # nothing matched, or what matched was still being computed
     cached_blocks = cached_tokens * len(lease.chain) // prompt_tokens
     if cached_tokens:
         belief.uncached_in_a_row = 0
     if cached_blocks >= lease.matched_blocks - 1:  # engines cut in blocks of their own size
         return
+    errors.corrections += 1
     index.forget_older(belief.view.slot, lease.matched_last_used_us)
     if not cached_tokens:
         belief.uncached_in_a_row += 1

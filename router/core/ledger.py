@@ -14,6 +14,8 @@ from router.core.health import AttemptOutcome
 from router.core.view import ReplicaView
 
 EXPIRY_SCANS_PER_TTL = 10
+_UNHEARD = (AttemptOutcome.TRANSPORT_ERROR, AttemptOutcome.TIMEOUT, AttemptOutcome.CANCELLED)
+"""Ends in which the replica need not have said anything."""
 
 
 class Lease:
@@ -22,7 +24,8 @@ class Lease:
     __slots__ = (
         *("replica", "matched_tokens", "uncached_tokens", "booked_us", "renewed_us"),
         *("first_byte_us", "is_open", "is_probe", "chain", "matched_blocks"),
-        *("matched_last_used_us", "_ledger"),
+        *("matched_last_used_us", "ahead_tokens", "is_stream", "num_streams", "num_chunks"),
+        *("model", "_ledger"),
     )
 
     def __init__(
@@ -36,9 +39,14 @@ class Lease:
         self.first_byte_us: int | None = None
         self.is_open = True
         self.is_probe = False
+        self.model: str | None = None  # as the request names it
         self.chain: Sequence[BlockHash] = ()  # the prompt in this replica's blocks
         self.matched_blocks = 0
         self.matched_last_used_us: int | None = None  # before this lease; None if not learned
+        self.ahead_tokens = 0  # on the replica when this was booked
+        self.is_stream = False
+        self.num_streams = 1  # requests on the replica at the first byte, this one included
+        self.num_chunks = 0  # pieces of the answer so far
         self._ledger = ledger
 
     @property
@@ -48,14 +56,16 @@ class Lease:
 
     def first_byte(self, now_us: int) -> None:
         """The prompt has been computed: its tokens are no longer ahead of anyone."""
-        self.renewed_us = now_us
+        self.renew(now_us)
         if self.is_ahead:
             self.first_byte_us = now_us
+            self.num_streams = max(1, self.replica.requests)
             self.replica.own_ahead_tokens -= self.uncached_tokens
+            self._ledger.touched.add(self.replica.slot)
 
     def renew(self, now_us: int) -> None:
         """Bytes flow: the lease lives on."""
-        self.renewed_us = now_us
+        self.renewed_us = self.replica.heard_us = now_us
 
     def end(self, outcome: AttemptOutcome, now_us: int, usage: Usage | None = None) -> bool:
         """Give the load back. Returns False, and does nothing, if that has been done."""
@@ -70,6 +80,7 @@ class Ledger:
 
     def __init__(self, lease_ttl_us: int, on_end: OnEnd) -> None:
         self.expired_total = 0
+        self.touched: set[int] = set()  # slots whose load has changed; who reads it, empties it
         self._ttl_us = lease_ttl_us
         self._on_end = on_end
         self._open: dict[Lease, None] = {}
@@ -83,9 +94,12 @@ class Ledger:
         assert matched >= 0
         assert uncached >= 0
         lease = Lease(self, replica, matched, uncached, now_us)
+        if not replica.own_requests:
+            replica.heard_us = now_us  # until now there was nothing to hear
         self._open[lease] = None
         replica.own_requests += 1
         replica.own_ahead_tokens += uncached
+        self.touched.add(replica.slot)
         return lease
 
     def release(
@@ -96,10 +110,13 @@ class Ledger:
             return False
         replica = lease.replica
         replica.own_requests -= 1
+        self.touched.add(replica.slot)
         if lease.is_ahead:
             replica.own_ahead_tokens -= lease.uncached_tokens
         assert replica.own_requests >= 0
         assert replica.own_ahead_tokens >= 0
+        if outcome not in _UNHEARD:
+            replica.heard_us = now_us
         lease.is_open = False
         del self._open[lease]
         self._on_end(lease, outcome, now_us, usage)

@@ -24,6 +24,13 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    looks_at: ClassVar[tuple[str, ...] | None] = None
+    """Fields of a view that the choice depends on besides the match and ``ahead_tokens``.
+
+    Only for a policy to which, where these are equal, fewer ``ahead_tokens`` are never worse. It
+    is then shown one replica of those that are alike, which makes it as fast in a large fleet as
+    in a small one. None: it is shown all that are eligible.
+    """
     counts_arrivals: ClassVar[bool] = False  # whether it looks at ``arrival_index``
 
     @abstractmethod
@@ -39,6 +46,10 @@ class CostPolicy(Policy):
     @abstractmethod
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
         """Return what sending ``request`` to ``replica`` costs, in ``unit``."""
+
+    def terms(self, request: RouteRequest, replica: ReplicaView) -> Mapping[str, float]:
+        """Return what ``cost`` is made of, in ``unit``: by name, and their sum is the cost."""
+        return {"cost": self.cost(request, replica)}
 
     def costs(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> list[float]:
         """Return ``cost`` for each; a policy may compute them in one loop, as calls are dear."""

@@ -1,94 +1,146 @@
 """Which replica is believed to hold which blocks of which prompt.
 
-    believed[block] = bit set of the slots that hold it     one look-up per block
-    slot.confirmed  = blocks that the replica's own events report
-    slot.owner      = blocks that were sent there -> the send that brought them
-    slot.sends      = those sends, least recently used first
+    runs          who holds which blocks: ``router.core.block_runs``, one look-up for each run
+    slot.told     what the replica's own events report
+    slot.sends    what was sent there and is not told of yet
 
-A send is the part of one prompt that the replica did not have; what came before it belongs to
-earlier sends. On a slot without events the sends are what we learn: they stay until the replica's
-own capacity pushes them out. On a slot with events they are predictions, which keep the siblings
-of one burst together before the first event, and expire.
+On a slot without events the sends are what we learn: they stay until the replica's own capacity
+pushes them out, least recently used first. On a slot with events they are predictions, which keep
+the siblings of one burst together before the first event; each ends with the event that tells of
+its last block, or expires.
 
-Whenever a prompt rests on learned sends, these are moved behind it in the queue, the first send
-last; one that it uses in part is split there, as in a radix tree. So the end of a prefix always
-goes before its beginning, and a hot prefix costs one move per send, not one per block.
+A slot has four bits, its lanes: two for what was told and two for what was sent. Only one of each
+two is live. To clear a slot makes the other one live, at once; the old parts are taken out of the
+runs a few at a time, because a cache of many short prompts would take too long.
 
-Invariant: bit ``s`` of ``believed[block]`` is set exactly when ``block`` is confirmed or owned on
-slot ``s``, never both; ``check()`` executes it. All slots together are bounded.
+Invariant: a lane's bit is set on exactly the blocks of that lane's parts, each of which is in one
+part; ``check()`` executes it. All slots together are bounded, in blocks and in bytes.
 """
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby, repeat
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 
 from contract.blocks import BlockHash
+from router.core.block_runs import BLOCK_BYTES, BlockRuns, num_blocks, pack, unpack
+from router.core.sends import Sends
+from router.core.told_parts import ToldParts
+
+LANES = 4
+PARTS_PER_CALL = 500
+"""Parts forgotten at most by one call, about a millisecond; the next calls forget the rest."""
+
+CLEARED_AT_ONCE_MAX = 64
+PART_BYTES = 600
+"""Memory of one part and its run beyond their blocks, measured by ``python -m bench.decide``."""
+
+BLOCK_COST_BYTES = 2 * BLOCK_BYTES  # in a run and in a part
+
+_UNBOUNDED = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
-class _Send:
-    """Consecutive blocks that one prompt brought, some of which may be confirmed by now."""
-
-    blocks: list[BlockHash]
-    start: int  # place of the first of them in its chain
-    used_us: int
+class _Slot:
+    told: ToldParts
+    sends: Sends
+    block_bytes: int
+    learned_blocks_max: int | None = None  # None: predictions only, which expire
+    forgotten_us: int = -1  # what was not used after this goes
+    is_queued: bool = False  # in the index's heap
 
 
 @dataclass(slots=True)
-class _Slot:
-    bit: int
-    block_bytes: int
-    learned_blocks_max: int | None = None  # None: predictions only, which expire
-    confirmed: set[BlockHash] = field(default_factory=set)
-    owner: dict[BlockHash, _Send] = field(default_factory=dict)
-    sends: OrderedDict[_Send, None] = field(default_factory=OrderedDict)  # by used_us
+class Match:
+    """So many leading blocks, and the slots that have no more of them, as ``slot_bit`` has them."""
+
+    num_blocks: int
+    slots: int
+
+
+def slot_bit(slot: int) -> int:
+    """Return the bit that stands for a slot in the bit sets of ``find``."""
+    return 1 << LANES * slot
+
+
+def slots_of(bits: int) -> Iterator[int]:
+    """Yield the slots of a bit set, lowest first."""
+    while bits:
+        lowest = bits & -bits
+        yield (lowest.bit_length() - 1) // LANES
+        bits ^= lowest
 
 
 class PrefixIndex:
     """Believed contents of every replica's prefix cache, by slot."""
 
-    def __init__(self, entries_max: int, prediction_ttl_us: int) -> None:
+    def __init__(
+        self, entries_max: int, prediction_ttl_us: int, bytes_max: int = _UNBOUNDED
+    ) -> None:
         assert entries_max > 0
-        self.num_entries = 0  # (block, slot) pairs
-        self.evicted_total = 0  # forgotten, or not taken in, for lack of room
+        self.evicted_total = 0  # blocks forgotten, or not taken in, for lack of room
         self._entries_max = entries_max
+        self._bytes_max = bytes_max
         self._prediction_ttl_us = prediction_ttl_us
-        self._believed: dict[BlockHash, int] = {}
+        self._runs = BlockRuns()
         self._slots: dict[int, _Slot] = {}
+        self._live = 0  # the live lanes of all slots
+        self._dying: deque[ToldParts | Sends] = deque()  # what cleared lanes have left
+        self._by_age: list[tuple[int, int]] = []  # heap: a time before the oldest send, its slot
+        self._chain: Sequence[BlockHash] = ()  # the last one that was packed
+        self._packed = b""
 
-    def match(self, chain: Sequence[BlockHash], slots: int) -> dict[int, int]:
-        """Return, for each of the ``slots`` (a bit set) with any, its number of leading blocks.
+    @property
+    def num_entries(self) -> int:
+        """Blocks known, over all slots."""
+        return self._runs.num_held
 
-        A block counts only if all before it count for the same slot. Block by block: events may
-        leave holes in a prefix, so no jump over unseen blocks would be safe.
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take, estimated from the numbers of blocks and parts."""
+        return self._runs.num_held * BLOCK_COST_BYTES + self._runs.num_parts * PART_BYTES
+
+    def find(self, chain: Sequence[BlockHash], slots: int) -> list[Match]:
+        """Return how many leading blocks each of ``slots`` has, shortest first; none without any.
+
+        A block counts only if all before it count for the same slot. Whole runs are jumped over:
+        events may leave holes in a prefix, but never within a run.
         """
-        matched: dict[int, int] = {}
-        alive = slots
-        depth = 0
-        # Neighbours mostly have the same holders: a run of them costs one step of this loop.
-        for holders, run in groupby(map(self._believed.get, chain, repeat(0))):
-            still = holders & alive
+        matches: list[Match] = []
+        alive, live, depth = slots, self._live, 0
+        for blocks, holders in self._runs.follow(chain, self._pack(chain)):
+            # A slot goes on if one of its lanes does: fold its four bits into the first.
+            lanes = holders & live
+            lanes |= lanes >> 2
+            still = (lanes | lanes >> 1) & alive
             if still != alive:
                 if depth:
-                    _note(matched, alive & ~still, depth)
+                    matches.append(Match(depth, alive & ~still))
                 if not still:
-                    return matched
+                    return matches
                 alive = still
-            depth += len(list(run))
+            depth += len(blocks) // BLOCK_BYTES
         if depth:
-            _note(matched, alive, depth)
-        return matched
+            matches.append(Match(depth, alive))
+        return matches
+
+    def match(self, chain: Sequence[BlockHash], slots: Iterable[int]) -> dict[int, int]:
+        """Return the number of leading blocks of those of ``slots`` that have any."""
+        found = self.find(chain, sum(map(slot_bit, slots)))
+        return {slot: match.num_blocks for match in found for slot in slots_of(match.slots)}
 
     def open_slot(self, slot: int, block_bytes: int, learned_blocks_max: int | None) -> None:
         """Begin to track a replica, or change how; ``None`` for one whose events will tell."""
         state = self._slots.get(slot)
         if state is None:
-            self._slots[slot] = _Slot(1 << slot, block_bytes, learned_blocks_max)
+            told = ToldParts(self._runs, self._open_lane(slot_bit(slot)))
+            sends = self._new_sends(slot, learned_blocks_max)
+            self._slots[slot] = _Slot(told, sends, block_bytes, learned_blocks_max)
             return
         learned = state.learned_blocks_max is not None
         if learned != (learned_blocks_max is not None) or state.block_bytes != block_bytes:
             self.clear(slot)  # known in other blocks, or under another rule
+            state.sends.are_predictions = learned_blocks_max is None
         state.block_bytes = block_bytes
         state.learned_blocks_max = learned_blocks_max
         self._trim(state)
@@ -96,243 +148,201 @@ class PrefixIndex:
     def close_slot(self, slot: int) -> None:
         """Forget a replica altogether."""
         self.clear(slot)
-        del self._slots[slot]
+        state = self._slots.pop(slot)
+        self._live &= ~(state.told.bit | state.sends.bit)
+        self._by_age = [entry for entry in self._by_age if entry[1] != slot]
+        heapify(self._by_age)
 
     def clear(self, slot: int) -> None:
         """Forget all blocks of a replica: its cache was reset, or it is a new process."""
+        self.clear_told(slot)
         state = self._slots[slot]
-        self._unset(state, state.confirmed)
-        self._unset(state, state.owner)
-        state.confirmed.clear()
-        state.owner.clear()
-        state.sends.clear()
+        if len(state.sends):
+            self._bury(state.sends)
+            state.sends = self._new_sends(slot, state.learned_blocks_max)
 
-    def store(self, slot: int, blocks: Iterable[BlockHash]) -> None:
-        """Take in that the replica holds ``blocks``; predictions of them have come true."""
+    def store(
+        self, slot: int, blocks: Sequence[BlockHash], parent: BlockHash | None = None
+    ) -> None:
+        """Take in that the replica holds ``blocks``, each the child of the one before."""
         state = self._slots[slot]
-        for block in blocks:
-            if state.owner.pop(block, None) is not None:
-                pass
-            elif block in state.confirmed:
-                continue
-            elif not self._make_room(1):
-                self.evicted_total += 1
-                continue  # to know less is safe
-            else:
-                self._believed[block] = self._believed.get(block, 0) | state.bit
-                self.num_entries += 1
-            state.confirmed.add(block)
+        state.sends.come_true(blocks)
+        room = self._make_room(len(blocks), 1)
+        if room < len(blocks):
+            self.evicted_total += len(blocks) - room  # to know less is safe
+            blocks = blocks[:room]
+        if blocks:
+            state.told.store(blocks, parent)
 
-    def remove(self, slot: int, blocks: Iterable[BlockHash]) -> None:
-        """Take in that the replica no longer holds ``blocks``, whatever was predicted."""
-        state = self._slots[slot]
-        gone: list[BlockHash] = []
-        for block in blocks:
-            if block in state.confirmed:
-                state.confirmed.remove(block)
-            elif state.owner.pop(block, None) is None:
-                continue
-            gone.append(block)
-        self._unset(state, gone)
+    def remove(self, slot: int, blocks: Sequence[BlockHash]) -> None:
+        """Take in that the replica no longer holds ``blocks``."""
+        self._slots[slot].told.remove(blocks)
 
-    def replace(self, slot: int, blocks: Iterable[BlockHash]) -> None:
-        """Take in a snapshot: ``blocks`` and no others are confirmed. Predictions stay."""
+    def clear_told(self, slot: int) -> None:
+        """Forget what events told. Predictions stay."""
         state = self._slots[slot]
-        self._unset(state, state.confirmed)
-        state.confirmed.clear()
-        self.store(slot, blocks)
+        if len(state.told):
+            self._bury(state.told)
+            state.told = ToldParts(self._runs, self._open_lane(slot_bit(slot)))
 
     def expect(
         self, slot: int, chain: Sequence[BlockHash], matched_blocks: int, now_us: int
     ) -> int | None:
         """Note that ``chain`` was sent to the replica, which already held ``matched_blocks``.
 
-        Returns when the last matched block was used before; None if no block matched, or an event
-        vouches for it.
+        Returns when the last block that was learned of it was used before; None if none was.
         """
         state = self._slots[slot]
-        last = state.owner.get(chain[matched_blocks - 1]) if matched_blocks else None
-        last_used_us = None if last is None else last.used_us
-        if matched_blocks < len(chain):
-            self._add_send(slot, chain, matched_blocks, now_us)
+        packed = self._pack(chain)
+        last_used_us = None
         if state.learned_blocks_max is not None:
-            _use(state, chain, matched_blocks, now_us)
+            last_used_us = state.sends.use(chain, packed, now_us)
+        elif matched_blocks < len(chain):
+            state.sends.add(chain, packed, matched_blocks * BLOCK_BYTES, now_us)
+        if not state.is_queued and len(state.sends):
+            state.is_queued = True
+            heappush(self._by_age, (now_us, slot))
         self._trim(state)
         return last_used_us
 
     def correct(self, slot: int, chain: Sequence[BlockHash], cached_blocks: int) -> None:
         """Forget what was predicted or learned of ``chain`` beyond ``cached_blocks``."""
-        state = self._slots[slot]
-        for block in chain[cached_blocks:]:
-            send = state.owner.get(block)
-            if send is not None:
-                self._give_up(state, send, len(send.blocks) - send.blocks.index(block))
+        self._slots[slot].sends.cut(chain, cached_blocks)
 
     def forget_older(self, slot: int, last_used_us: int) -> None:
         """Forget learned blocks not used after ``last_used_us``: a later one was evicted."""
         state = self._slots[slot]
-        if state.learned_blocks_max is None:
-            return
-        self._drop_until(state, last_used_us)
+        if state.learned_blocks_max is not None:
+            state.forgotten_us = max(state.forgotten_us, last_used_us)
+            state.sends.drop_until(state.forgotten_us, PARTS_PER_CALL)
 
     def expire(self, now_us: int) -> None:
-        """Forget predictions that no event has confirmed in time."""
+        """Forget predictions that no event has confirmed in time, and what is left to forget."""
         for state in self._slots.values():
-            if state.learned_blocks_max is None and state.sends:
-                self._drop_until(state, now_us - self._prediction_ttl_us)
+            if state.learned_blocks_max is None:
+                state.forgotten_us = now_us - self._prediction_ttl_us
+            state.sends.drop_until(state.forgotten_us, PARTS_PER_CALL)
+            self._trim(state)
+        self._shed(PARTS_PER_CALL)
 
     def num_blocks(self, slot: int) -> int:
-        """Return how many blocks the replica is believed to hold."""
+        """Return how many blocks the replica is believed to hold; one both told and sent is two."""
         state = self._slots[slot]
-        return len(state.confirmed) + len(state.owner)
+        return state.told.num_blocks + state.sends.num_blocks
 
     def confirmed(self, slot: int) -> frozenset[BlockHash]:
         """Return the blocks that the replica's own events report, a copy."""
-        return frozenset(self._slots[slot].confirmed)
+        return frozenset(BlockHash(b) for part in self._slots[slot].told for b in unpack(part))
 
     def check(self) -> None:
-        """Assert this file's invariant, the bounds, and the order of the sends."""
-        believed: dict[BlockHash, int] = {}
+        """Assert this file's invariant and the bounds."""
+        parts = [(part, lane.bit) for lane in self._dying for part in lane]
         for state in self._slots.values():
-            assert not state.confirmed & state.owner.keys()
-            for block in (*state.confirmed, *state.owner):
-                believed[block] = believed.get(block, 0) | state.bit
-            for block, send in state.owner.items():
-                assert block in send.blocks
-                assert send in state.sends
-            used = [send.used_us for send in state.sends]
-            assert used == sorted(used)
-            assert state.learned_blocks_max is None or not state.confirmed
-            assert state.learned_blocks_max is None or (
-                len(state.owner) <= state.learned_blocks_max
-            )
-        assert believed == self._believed
-        assert self.num_entries == sum(slots.bit_count() for slots in believed.values())
+            learned_max = state.learned_blocks_max
+            assert learned_max is None or not len(state.told)
+            assert learned_max is None or state.sends.num_blocks <= learned_max
+            for lane in (state.told, state.sends):
+                assert lane.num_blocks == sum(map(num_blocks, lane))
+                assert lane.bit & self._live
+                parts += [(part, lane.bit) for part in lane]
+        assert len(parts) == self._runs.num_parts
+        expected: dict[int, int] = {}
+        for part, bit in parts:
+            for block in unpack(part):
+                assert not expected.get(block, 0) & bit, "in two parts of one lane"
+                expected[block] = expected.get(block, 0) | bit
+        found: dict[int, int] = {}
+        for blocks, holders in self._runs:
+            for block in unpack(blocks):
+                found[block] = found.get(block, 0) | holders
+        assert found == expected
+        assert self.num_entries == sum(bits.bit_count() for bits in expected.values())
         assert self.num_entries <= self._entries_max
 
-    def _add_send(
-        self, slot: int, chain: Sequence[BlockHash], matched_blocks: int, now_us: int
-    ) -> None:
-        state = self._slots[slot]
-        fresh = list(chain[matched_blocks:])
-        if not self._believed.keys().isdisjoint(fresh):
-            # Held by others; or by this one, beyond a hole, where it counts for nothing.
-            self.correct(slot, chain, matched_blocks)
-            fresh = [block for block in fresh if block not in state.confirmed]
-            if not fresh:
-                return
-        send = _Send(fresh, matched_blocks, now_us)
-        state.sends[send] = None
-        owned = dict.fromkeys(fresh, send)
-        state.owner.update(owned)
-        self._set(state, owned)
+    def _pack(self, chain: Sequence[BlockHash]) -> bytes:
+        """Return a chain packed; `decide()` looks the same one up and then sends it."""
+        if chain is not self._chain:
+            self._packed = pack(chain)
+            self._chain = chain
+        return self._packed
+
+    def _new_sends(self, slot: int, learned_blocks_max: int | None) -> Sends:
+        bit = self._open_lane(slot_bit(slot) << 2)
+        return Sends(self._runs, bit, are_predictions=learned_blocks_max is None)
+
+    def _open_lane(self, first: int) -> int:
+        """Return one of the two lanes from ``first`` on, and make it live: nobody is in it."""
+        bit = first
+        dying = [lane for lane in self._dying if lane.bit in (first, first << 1)]
+        if len(dying) == 1 and dying[0].bit == first:
+            bit = first << 1
+        elif len(dying) == 2:
+            dying[0].shed(len(dying[0]))
+            self._dying.remove(dying[0])
+            bit = dying[0].bit
+        self._live |= bit
+        return bit
+
+    def _bury(self, lane: ToldParts | Sends) -> None:
+        """Let a lane die: at once if it is small."""
+        self._live &= ~lane.bit
+        if len(lane) <= CLEARED_AT_ONCE_MAX:
+            lane.shed(len(lane))
+        else:
+            self._dying.append(lane)
+
+    def _shed(self, num_parts: int) -> None:
+        """Take out so many parts of dead lanes."""
+        while self._dying and num_parts > 0:
+            lane = self._dying[0]
+            before = len(lane)
+            lane.shed(num_parts)
+            num_parts -= before - len(lane)
+            if not len(lane):
+                self._dying.popleft()
 
     def _trim(self, state: _Slot) -> None:
         """Bring the slot under its own bound and the index under the common one."""
         if state.learned_blocks_max is not None:
-            over = len(state.owner) - state.learned_blocks_max
+            over = state.sends.num_blocks - state.learned_blocks_max
             if over > 0:
-                self._evict(state, over)
-        self._make_room(0)
+                self.evicted_total += state.sends.evict(over, PARTS_PER_CALL)
+        self._make_room(0, 0)
 
-    def _make_room(self, num_blocks: int) -> bool:
-        """Evict the oldest sends of all slots until so many fit. False if they cannot."""
-        over = self.num_entries + num_blocks - self._entries_max
-        while over > 0:
-            holding = [state for state in self._slots.values() if state.owner]
-            if not holding:
-                return False
-            oldest = min(holding, key=lambda state: _oldest(state).used_us)
-            self._evict(oldest, min(over, len(_oldest(oldest).blocks)))
-            over = self.num_entries + num_blocks - self._entries_max
-        return True
+    def _make_room(self, num_wanted: int, num_parts: int) -> int:
+        """Evict the oldest sends of all slots until so much fits; return how many blocks do."""
+        runs = self._runs
+        parts_left = PARTS_PER_CALL
+        while True:
+            bytes_left = self._bytes_max - self.num_bytes - num_parts * PART_BYTES
+            room = min(self._entries_max - runs.num_held, bytes_left // BLOCK_COST_BYTES)
+            if room >= num_wanted or not parts_left:
+                return max(0, min(room, num_wanted))
+            parts_left -= 1
+            if self._dying:
+                self._shed(1)
+                continue
+            oldest = self._oldest()
+            if oldest is None:
+                return max(0, min(room, num_wanted))
+            self.evicted_total += oldest.evict(num_wanted - room, 1)
 
-    def _evict(self, state: _Slot, num_blocks: int) -> None:
-        """Make the oldest sends of a slot give up ``num_blocks``, or all there are."""
-        while num_blocks > 0 and state.sends:
-            send = _oldest(state)
-            gone = self._give_up(state, send, min(len(send.blocks), num_blocks))
-            self.evicted_total += gone
-            num_blocks -= gone
+    def _oldest(self) -> Sends | None:
+        """Return the sends of the slot whose oldest one is oldest; None if there are none.
 
-    def _drop_until(self, state: _Slot, used_us: int) -> None:
-        while state.sends and _oldest(state).used_us <= used_us:
-            send = _oldest(state)
-            self._give_up(state, send, len(send.blocks))
-
-    def _give_up(self, state: _Slot, send: _Send, num_blocks: int) -> int:
-        """Forget the last blocks of a send. Returns how many of them it still owned."""
-        kept = len(send.blocks) - num_blocks
-        blocks = send.blocks[kept:]
-        del send.blocks[kept:]
-        if not kept:
-            del state.sends[send]
-        owner = state.owner
-        owners = list(map(owner.pop, blocks, repeat(None)))
-        if owners.count(send) < len(blocks):
-            pairs = list(zip(blocks, owners, strict=True))
-            # A block that left this send, by an event, may have come back with another.
-            owner.update((block, other) for block, other in pairs if other not in (None, send))
-            blocks = [block for block, other in pairs if other is send]
-        self._unset(state, blocks)
-        return len(blocks)
-
-    # Whole prompts go in and out at once, and mostly no other slot holds their blocks. So both
-    # directions try the bulk operations of dict first, which take a third of the time of a loop.
-
-    def _set(self, state: _Slot, blocks: dict[BlockHash, _Send]) -> None:
-        believed, bit = self._believed, state.bit
-        if believed.keys().isdisjoint(blocks):
-            believed.update(dict.fromkeys(blocks, bit))
-            self.num_entries += len(blocks)
-            return
-        for block in blocks:
-            holders = believed.get(block, 0)
-            if not holders & bit:
-                believed[block] = holders | bit
-                self.num_entries += 1
-
-    def _unset(self, state: _Slot, blocks: Collection[BlockHash]) -> None:
-        believed, bit = self._believed, state.bit
-        holders = list(map(believed.pop, blocks))
-        if holders.count(bit) < len(blocks):
-            pairs = zip(blocks, holders, strict=True)
-            believed.update((block, bits & ~bit) for block, bits in pairs if bits != bit)
-        self.num_entries -= len(blocks)
-
-
-def _oldest(state: _Slot) -> _Send:
-    return next(iter(state.sends))
-
-
-def _use(state: _Slot, chain: Sequence[BlockHash], depth: int, now_us: int) -> None:
-    """Move the sends that hold the first ``depth`` blocks to the end, the first of them last."""
-    while depth > 0:
-        send = state.owner.get(chain[depth - 1])
-        if send is None:
-            return
-        num_used = depth - send.start
-        depth = send.start
-        if num_used < len(send.blocks):
-            send = _split(state, send, num_used)
-        state.sends[send] = None
-        state.sends.move_to_end(send)
-        send.used_us = now_us
-
-
-def _split(state: _Slot, send: _Send, num_blocks: int) -> _Send:
-    """Return a new send with the first blocks of ``send``, which keeps the rest and its place."""
-    first = _Send(send.blocks[:num_blocks], send.start, send.used_us)
-    owner = state.owner
-    owner.update((block, first) for block in first.blocks if owner.get(block) is send)
-    del send.blocks[:num_blocks]
-    send.start += num_blocks
-    return first
-
-
-def _note(matched: dict[int, int], slots: int, depth: int) -> None:
-    """Write ``depth`` for every slot of the bit set."""
-    while slots:
-        lowest = slots & -slots
-        matched[lowest.bit_length() - 1] = depth
-        slots ^= lowest
+        The heap knows of each slot with sends a time that is not after its oldest: that can only
+        have been used again, or evicted, since the entry was made.
+        """
+        heap = self._by_age
+        while heap:
+            known_us, slot = heap[0]
+            state = self._slots[slot]
+            oldest_us = state.sends.oldest_us
+            if oldest_us is None:
+                state.is_queued = False
+                heappop(heap)
+            elif oldest_us > known_us:
+                heapreplace(heap, (oldest_us, slot))
+            else:
+                return state.sends
+        return None

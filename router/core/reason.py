@@ -43,3 +43,20 @@ class Outcome(Enum):
     REFUSED = "refused"  # the gateway answered with its own error
     BROKEN = "broken"  # the answer had begun and could not be finished; visibly cut
     CLIENT_LEFT = "client_left"  # the client closed before the end
+
+
+class NotResumed(Enum):
+    """Why the rest of a broken stream was not asked for of another replica."""
+
+    OTHER_API = "other_api"  # neither chat nor completions
+    NOT_A_STREAM = "not_a_stream"  # asked for in one piece, or compressed
+    FIELD = "field"  # a field of the request that a continuation would not be exact under
+    PROMPT = "prompt"  # several prompts, or token ids
+    ATTACHMENT = "attachment"  # images and the like, which engines read each in their own way
+    NO_LIMIT = "no_limit"  # a completion without max_tokens: the engine's own is not known
+    UNREADABLE = "unreadable"  # the request, or an event of the answer
+    CONTENT = "content"  # tool calls, reasoning, several choices: more than text
+    TOO_LARGE = "too_large"  # the prompt with its answer, or all that is held
+    RESUMED_OFTEN = "resumed_often"
+    BUDGET = "budget"  # the fleet fails as a whole
+    NOT_CONTINUED = "not_continued"  # the next replica refused, or none was left

@@ -34,6 +34,7 @@ class ExchangeRecord:
     usage: Usage | None = None  # as the engine says
     usage_unreadable: bool = False  # there was one, and it cannot be believed
     attempts: int = 0
+    resumes: int = 0  # of these, for the rest of an answer that had begun
     decided_us: int | None = None
     sent_us: int | None = None
     first_byte_us: int | None = None  # of the answer's body; of a stream its first event

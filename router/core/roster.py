@@ -2,8 +2,8 @@
 
 The answer to the second question is kept until something changes it: a report, an ejection, a
 drain, an age. Gravest reasons yield last: replicas that push back are used when no other is left,
-then those that stopped reporting, then the ejected ones (when all are out, all are in). Another
-model, draining and a contract mismatch never yield.
+then those that stopped reporting, then the ejected ones (when all are out, or more than
+``max_ejected``, all are in). Another model, draining and a contract mismatch never yield.
 """
 
 from collections.abc import Collection, Iterator
@@ -13,8 +13,10 @@ from heapq import heappop, heappush
 from contract.load_report import GatewayReport, InFlight, LoadReport
 from router.core.belief import IDLE, Belief
 from router.core.config import RoutingConfig, micros
+from router.core.frontier import Frontier
 from router.core.kv_mirror import restart
-from router.core.prefix_index import PrefixIndex
+from router.core.prefix_index import PrefixIndex, slot_bit
+from router.core.rates import Rates
 from router.core.reason import Ineligible
 from router.core.view import ChainKey, ReplicaView
 
@@ -27,8 +29,10 @@ class Pool:
     """The replicas that may take a request for one model, as things stand."""
 
     views: list[ReplicaView]
-    credit: dict[ChainKey, int]  # bit set of the slots whose cache counts, by its kind of chain
+    credit: dict[ChainKey, int]  # `slot_bit`s of those whose cache counts, by their chains
     excluded: dict[str, Ineligible]  # by replica id: all others
+    recovering: list[Belief]  # of those that may
+    slots: int  # `slot_bit`s of the views
 
 
 class Roster:
@@ -42,7 +46,10 @@ class Roster:
         self._free_slots: list[int] = []
         self._pools: dict[str | None, Pool] = {}
         self._names: frozenset[str] | None = None
+        self._frontier: Frontier | None = None
+        self._have_all_changed = False  # what policies see of them
         self._others_until_us = 0
+        self.rates = Rates(config) if config.learn_rates else None
 
     def __iter__(self) -> Iterator[Belief]:
         return iter(self._by_id.values())
@@ -91,6 +98,19 @@ class Roster:
         """Forget the pools: someone's standing has changed."""
         self._pools.clear()
         self._names = None
+        self._frontier = None
+
+    def frontier(self, fields: tuple[str, ...], touched: set[int]) -> Frontier:
+        """Return the replicas by what a policy looks at; ``touched``: slots with another load."""
+        frontier = self._frontier
+        if frontier is None or frontier.fields != fields:
+            frontier = self._frontier = Frontier(fields, [belief.view for belief in self])
+        else:
+            for slot in self._by_slot if self._have_all_changed else touched:
+                frontier.update(slot)
+        self._have_all_changed = False
+        touched.clear()
+        return frontier
 
     def add_static(self, url: str, replica_id: str, model: str | None) -> ReplicaView:
         """Add a replica by hand. The same again changes nothing; another url is a new replica."""
@@ -110,6 +130,7 @@ class Roster:
         slot = belief.view.slot
         del self._by_slot[slot]
         self._index.close_slot(slot)
+        restart(belief.kv, None)  # who is loading its snapshot stops
         heappush(self._free_slots, slot)
         self.changed()
         return True
@@ -124,8 +145,10 @@ class Roster:
             return
         elif belief.is_restart(report):
             belief = self._replace(belief, report.incarnation)
+            belief.recover(now_us)
         before = _shape(belief)
         belief.accept(report, counted_us)
+        self._have_all_changed = True
         self._open_slot(belief)
         if belief.age(now_us) or _shape(belief) != before:
             self.changed()
@@ -154,18 +177,23 @@ class Roster:
         for belief in self:
             key = belief.view.replica_id
             belief.set_others(InFlight(requests.get(key, 0), ahead_tokens.get(key, 0)))
+        self._have_all_changed = True
         self._others_until_us = now_us + micros(self._config.gateway_report_ttl_s)
 
     def tick(self, now_us: int) -> None:
         """Let reports, cooldowns and the other gateways' load grow old."""
+        self._have_all_changed = True
         for belief in self:
             before = belief.standing()
             belief.breaker.tick(now_us)
-            if belief.age(now_us) or belief.standing() is not before:
+            has_recovered = belief.grow_well(now_us)
+            if belief.age(now_us) or has_recovered or belief.standing() is not before:
                 self.changed()
             if now_us >= self._others_until_us:
                 belief.set_others(IDLE)
         self._lend_speeds()
+        if self.rates is not None:
+            self._apply_rates(self.rates, now_us)
 
     def _lend_speeds(self) -> None:
         """Take a replica that tells no prefill speed for as fast as the fastest of its model.
@@ -175,17 +203,24 @@ class Roster:
         fastest: dict[str | None, float] = {}
         for belief in self:
             if belief.tells_prefill_speed:
-                view = belief.view
-                fastest[view.model] = max(fastest.get(view.model, 0.0), view.prefill_tokens_per_s)
+                model, prior = belief.view.model, belief.prior_tokens_per_s
+                fastest[model] = max(fastest.get(model, 0.0), prior)
         for belief in self:
             if not belief.tells_prefill_speed:
                 prior = self._config.prefill_tokens_per_s
-                belief.view.prefill_tokens_per_s = fastest.get(belief.view.model, prior)
+                belief.set_prior(fastest.get(belief.view.model, prior))
+
+    def _apply_rates(self, rates: Rates, now_us: int) -> None:
+        told = {belief.view.model for belief in self if belief.tells_prefill_speed}
+        untold = {belief.view.model for belief in self} - told
+        learned = {model: rates.speeds.of(model) for model in untold}
+        for belief in self:
+            speed = learned.get(belief.view.model) or belief.prior_tokens_per_s
+            rates.apply(belief.rates, speed, belief.view, now_us)
 
     def _add(self, replica_id: str, url: str, model: str | None, *, is_static: bool) -> Belief:
         slot = heappop(self._free_slots) if self._free_slots else len(self._by_slot)
         view = ReplicaView(replica_id, slot, url, model)
-        view.prefill_tokens_per_s = self._config.prefill_tokens_per_s
         belief = Belief(view, self._config, is_static=is_static)
         self._by_id[replica_id] = self._by_slot[slot] = belief
         self._open_slot(belief)
@@ -228,14 +263,26 @@ class Roster:
             if belief.view.replica_id in tried:
                 excluded[belief.view.replica_id] = Ineligible.ALREADY_TRIED
                 continue
-            standing = belief.standing()
+            standing = belief.standing_for(key)
             if standing is not None:
                 excluded[belief.view.replica_id] = standing
             tiers.setdefault(standing, []).append(belief)
+        self._panic(tiers)
         chosen = next((tiers[tier] for tier in _YIELDS_LAST if tier in tiers), [])
         for belief in chosen:
             excluded.pop(belief.view.replica_id, None)
-        return Pool([belief.view for belief in chosen], _credit(chosen, key), excluded)
+        recovering = [belief for belief in chosen if belief.recovering_since_us is not None]
+        views = [belief.view for belief in chosen]
+        slots = sum(slot_bit(view.slot) for view in views)
+        return Pool(views, _credit(chosen, key), excluded, recovering, slots)
+
+    def _panic(self, tiers: dict[Ineligible | None, list[Belief]]) -> None:
+        """Use the ejected replicas like all others where they are more than may be ejected."""
+        num_live = sum(len(tiers.get(tier, ())) for tier in _YIELDS_LAST)
+        ejected = tiers.get(Ineligible.EJECTED, [])
+        if len(ejected) > self._config.max_ejected * num_live:
+            del tiers[Ineligible.EJECTED]
+            tiers.setdefault(None, []).extend(ejected)
 
 
 def _credit(beliefs: list[Belief], model: str | None) -> dict[ChainKey, int]:
@@ -248,7 +295,7 @@ def _credit(beliefs: list[Belief], model: str | None) -> dict[ChainKey, int]:
     credit: dict[ChainKey, int] = {}
     for belief in current or beliefs:
         key = belief.chain_key(model)
-        credit[key] = credit.get(key, 0) | 1 << belief.view.slot
+        credit[key] = credit.get(key, 0) | slot_bit(belief.view.slot)
     return credit
 
 

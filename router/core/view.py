@@ -31,6 +31,7 @@ class ReplicaView:
     model: str | None = None  # None: not known yet, accepts any
     own_requests: int = 0  # leases held by this gateway
     own_ahead_tokens: int = 0  # uncached prompt tokens of own leases before their first byte
+    heard_us: int = 0  # when a byte of it last came, as far as leases were renewed
     foreign_requests: int = 0
     foreign_ahead_tokens: int = 0
     kv_usage: float | None = None  # 0..1 as reported, as are the next five; None: not told
@@ -39,7 +40,12 @@ class ReplicaView:
     kv_block_tokens: int | None = None
     running_requests: int | None = None  # of all gateways, at the time of the report
     waiting_requests: int | None = None
-    prefill_tokens_per_s: float = 1.0  # reported, else the configured prior; never zero
+    step_tokens: int | None = None  # as reported: that one step computes at most
+    step_share: float | None = None  # 0..1 of a full step's time, taken whatever it computes
+    prefill_tokens_per_s: float = 1.0  # reported or configured, over the slowdown; never zero
+    prefill_slowdown: float = 1.0  # times as long as its peers for as much prefill, as learned
+    decode_slowdown: float = 1.0  # times as long as its peers for a token beside as many streams
+    token_us: float | None = None  # between two tokens of a stream, as learned; None: not known
 
     @property
     def requests(self) -> int:
@@ -72,6 +78,7 @@ class RouteRequest:
     prefix_key: int | None = None
     session_key: str | None = None
     stream: bool = False
+    is_explained: bool = False  # its decisions say how they were made
     arrival_index: int = 0
     matched_tokens: dict[int, int] = field(default_factory=dict)  # slot -> tokens; absent is 0
     chains: dict[ChainKey, list[BlockHash]] = field(default_factory=dict)

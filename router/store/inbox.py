@@ -1,7 +1,8 @@
 """Decodes what others left in the store, and remembers when each report was first seen.
 
 Rule: nothing that a replica or another gateway writes may reach the cores unless every number in
-it is finite and 0 or more and every text is short; the cores compute with these.
+it is finite and 0 or more, a share is at most 1 and every text is short; the cores compute with
+these.
 """
 
 import math
@@ -80,8 +81,16 @@ def _decode(replica_id: str, data: bytes, before: Decoded | None) -> Decoded:
     if complaint is None and not (isinstance(before, LoadReport) and _same_texts(report, before)):
         complaint = _text_complaint(replica_id, report)
     if complaint is None:
-        return report
+        return _without_overuse(report)
     return ReportSchemaError(f"the load report of replica {replica_id!r} {complaint}")
+
+
+def _without_overuse(report: LoadReport) -> LoadReport:
+    """Return ``report`` with a cache that is at most full: no reason to lose the replica."""
+    used, total = report.kv_blocks_used, report.kv_blocks_total
+    if used is None or total is None or used <= total:
+        return report
+    return msgspec.structs.replace(report, kv_blocks_used=total)
 
 
 def _number_complaint(report: LoadReport) -> str | None:
@@ -115,5 +124,5 @@ _TEXTS = ("replica_id", "url", "model", "incarnation", "aliases", "adapters")
 _NUMBERS = (
     *("block_bytes", "block_size", "cached_tokens_total", "kv_blocks_total", "kv_blocks_used"),
     *("prefill_tokens_per_s", "prompt_tokens_total", "running_requests", "sequence"),
-    *("step_time_us", "waiting_prefill_tokens", "waiting_requests"),
+    *("step_share", "step_time_us", "step_tokens", "waiting_prefill_tokens", "waiting_requests"),
 )

@@ -29,7 +29,7 @@ from router.store.seam import (
 )
 
 TICK_S = 0.1
-BATCHES_PER_TURN = 64
+BATCHES_PER_TURN = 32
 """KV batches applied before requests get their turn of the event loop."""
 
 RECONNECT_FIRST_S = 0.1
@@ -211,7 +211,10 @@ class FleetSync:
         is_in_step = True
         # A snapshot that a former process left says nothing about this one's cache.
         if missed.snapshot is not None and missed.snapshot.incarnation == incarnation:
-            is_in_step = fleet.on_kv_snapshot(replica_id, missed.snapshot, self._clock_us())
+            now_us = self._clock_us()
+            for is_loaded in fleet.load_kv_snapshot(replica_id, missed.snapshot, now_us):
+                is_in_step = is_loaded
+                await asyncio.sleep(0)  # requests go on meanwhile
         for batches in _slices(missed.batches):
             for batch in batches:
                 self.counts.kv_batches += 1

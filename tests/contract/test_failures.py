@@ -1,6 +1,8 @@
 """The closed list of failures: whose fault, which status, and what may be tried elsewhere."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from contract.failures import (
     Failure,
     Fault,
     Health,
+    anthropic_error_body,
     error_body,
     health_of_status,
 )
@@ -74,3 +77,21 @@ def test_error_body_is_the_openai_object(message: str) -> None:
 
 def test_error_body_without_a_param_says_null() -> None:
     assert json.loads(error_body(Failure.NO_REPLICA, "none"))["error"]["param"] is None
+
+
+def test_every_code_is_documented_with_its_status() -> None:
+    page = Path(__file__).parent.parent.parent / "docs" / "serving-clients.md"
+
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", page.read_text(), re.MULTILINE)
+
+    assert dict(rows) == {f.kind.code: str(f.kind.status) for f in Failure}
+
+
+@pytest.mark.parametrize("failure", list(Failure))
+def test_anthropic_s_shape_has_the_same_code(failure: Failure) -> None:
+    body = json.loads(anthropic_error_body(failure, "why"))
+
+    assert body["type"] == "error"
+    assert body["error"].keys() == {"type", "message", "code"}
+    assert (body["error"]["message"], body["error"]["code"]) == ("why", failure.kind.code)
+    assert body["error"]["type"].endswith("_error") or body["error"]["type"] == "request_too_large"

@@ -99,6 +99,50 @@ def test_every_byte_of_an_attachment_counts_and_its_length_does_not() -> None:
     assert len(small) == len(changed) == len(large)
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds"),
+        *("audio_embeds", "uuid"),
+    ],
+)
+def test_every_kind_of_attachment_is_known_by_what_it_names(field: str) -> None:
+    def prompt(value: Any) -> bytes:
+        return render([{"role": "user", "content": [{"type": "x", field: value}]}])
+
+    assert prompt("a") != prompt("b")
+    assert prompt("a") == prompt("a")
+    assert prompt("a") != render([{"role": "user", "content": [{"type": "x", "other": "a"}]}])
+
+
+def test_attachments_of_two_kinds_differ_though_they_name_the_same() -> None:
+    parts = [{"type": "x", field: "a"} for field in ("image_url", "video_url", "audio_url")]
+
+    assert len({render([{"role": "user", "content": [part]}]) for part in parts}) == 3
+
+
+def test_tools_stand_before_the_system_message_and_that_before_the_rest() -> None:
+    messages = [{"role": "system", "content": "SYSTEM"}, {"role": "user", "content": "USER"}]
+
+    prompt = render(messages, tools=[{"name": "TOOL"}])
+
+    places = [prompt.index(word) for word in (b"TOOL", b"SYSTEM", b"USER")]
+    assert places == sorted(places)
+
+
+def test_text_is_its_bytes_however_json_writes_it_and_never_normalised() -> None:
+    composed, decomposed = "é", "e\u0301"  # one to the eye
+
+    body = '{"messages":[{"role":"user","content":"%s"}]}'
+    escaped = render_chat(decode_chat_fields(body % "\\u00e9 \\ud83d\\ude42"))
+
+    assert escaped == render([{"role": "user", "content": f"{composed} 🙂"}])
+    assert escaped != render([{"role": "user", "content": f"{decomposed} 🙂"}])
+    assert "é 🙂".encode() in escaped
+    assert complete(composed) != complete(decomposed)
+    assert complete("a\u200b") != complete("a"), "a space of no width is still there"
+
+
 def test_text_after_an_image_keeps_what_is_before() -> None:
     text = {"type": "text", "text": "look"}
 

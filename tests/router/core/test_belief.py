@@ -28,6 +28,20 @@ def others(fleet: FleetState, requests: int, ahead_tokens: int, gateway_id: str 
     fleet.on_gateway_reports([GatewayReport(gateway_id, "i", 1, in_flight)], 0)
 
 
+def test_the_word_of_a_replica_that_drains_counts_as_long_as_its_report_is_believed() -> None:
+    fleet = make_fleet()
+    fleet.on_report(make_report("a", draining=True), 0, 0)
+
+    fleet.tick(2 * SECOND)
+    before = status_of(fleet, "a")
+    fleet.tick(10 * SECOND)
+    after = status_of(fleet, "a")
+
+    assert (before.is_draining, before.standing) == (True, Ineligible.DRAINING)
+    assert (after.is_draining, after.standing) == (False, Ineligible.NOT_REPORTING)
+    assert fleet.decide(make_request("1", "p"), 10 * SECOND).lease is not None
+
+
 def test_what_a_report_shows_beyond_our_own_is_foreign() -> None:
     fleet = make_fleet()
     fleet.on_report(make_report("a"), 0, 0)

@@ -41,7 +41,7 @@ def matched_on(fleet: FleetState, replica_id: str, text: str, now_us: int = 0) -
     request = make_request("probe", text)
     chain = request.chain((BLOCK, None))
     slot = view_of(fleet, replica_id).slot
-    return fleet.index.match(chain, 1 << slot).get(slot, 0) * TOKENS
+    return fleet.index.match(chain, [slot]).get(slot, 0) * TOKENS
 
 
 def spread(picks: list[str]) -> float:
@@ -200,13 +200,14 @@ def test_events_are_believed_and_taken_back() -> None:
     assert fleet.index.num_entries == 0
 
 
-def test_removed_block_is_no_longer_predicted_either() -> None:
+def test_block_that_came_and_went_is_no_longer_predicted_either() -> None:
     fleet = make_fleet()
     fleet.on_report(with_events("a"), 0, 0)
     request = make_request("1", "pq")
     fleet.decide(request, 0)
+    chain = request.chain((BLOCK, None))
 
-    fleet.on_kv_batch("a", batch(0, BlockRemoved(request.chain((BLOCK, None))[1:])), 0)
+    fleet.on_kv_batch("a", batch(0, BlockStored(chain), BlockRemoved(chain[1:])), 0)
 
     assert matched_on(fleet, "a", "pq") == TOKENS
 
@@ -498,7 +499,7 @@ def test_explanation_is_the_decision_that_follows_and_leaves_no_trace() -> None:
         assert sum(status.view.own_requests for status in fleet.views()) == n
         decision = fleet.decide(make_request(f"{n}", "ppppq"), 0)
 
-        assert (explained.replica, explained.reason) == (decision.replica, decision.reason)
+        assert (explained.chosen, explained.reason) == (chosen(decision), decision.reason)
         assert fleet.index.num_entries >= entries
 
 

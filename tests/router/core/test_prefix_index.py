@@ -14,7 +14,7 @@ TTL_US = 100
 SLOTS = st.integers(0, 2)
 # Few letters, so that prefixes collide.
 TEXTS = st.text("ab", max_size=6)
-ALL_SLOTS = 0b111
+ALL_SLOTS = range(3)
 
 
 def block_of(path: str) -> BlockHash:
@@ -43,7 +43,8 @@ class Unbounded(RuleBasedStateMachine):
         self.now_us = 0
         self.confirmed: list[set[BlockHash]] = [set(), set(), set()]
         self.sent: list[dict[BlockHash, int]] = [{}, {}, {}]  # -> when
-        # Of blocks beyond a hole the index may forget more than it must, or keep them.
+        # Of blocks beyond a hole, and of predictions that an event has told of in part, the index
+        # may forget more than it must, or keep them.
         self.doubtful: list[set[BlockHash]] = [set(), set(), set()]
 
     def held(self, slot: int) -> set[BlockHash]:
@@ -56,26 +57,30 @@ class Unbounded(RuleBasedStateMachine):
         self.index.expect(slot, chain, matched, self.now_us)
         self.doubt_what_follows(slot, chain[matched:])
         for block in chain[matched:]:
-            if block not in self.confirmed[slot]:
-                self.sent[slot][block] = self.now_us
-                self.doubtful[slot].discard(block)
+            self.sent[slot][block] = self.now_us
+            self.doubtful[slot].discard(block)
 
     @rule(slot=st.integers(0, 1), text=TEXTS)
     def store(self, slot: int, text: str) -> None:
         chain = chain_of(text)
         self.index.store(slot, chain)
         self.confirmed[slot].update(chain)
-        for block in chain:
-            self.sent[slot].pop(block, None)
-            self.doubtful[slot].discard(block)
+        self.doubtful[slot].update(chain)
 
-    @rule(slot=SLOTS, paths=st.lists(TEXTS.filter(bool), max_size=3))
+    @rule(slot=st.integers(0, 1), text=TEXTS, parent_length=st.integers(0, 6))
+    def store_a_continuation(self, slot: int, text: str, parent_length: int) -> None:
+        chain = chain_of(text)
+        parents, blocks = chain[:parent_length], chain[parent_length:]
+        if set(parents) <= self.confirmed[slot] and self.confirmed[slot].isdisjoint(blocks):
+            self.index.store(slot, blocks, parents[-1] if parents else None)
+            self.confirmed[slot].update(blocks)
+            self.doubtful[slot].update(blocks)
+
+    @rule(slot=st.integers(0, 1), paths=st.lists(TEXTS.filter(bool), max_size=3))
     def remove(self, slot: int, paths: list[str]) -> None:
         blocks = [block_of(path) for path in paths]  # any, so holes appear
         self.index.remove(slot, blocks)
         self.confirmed[slot].difference_update(blocks)
-        for block in blocks:
-            self.sent[slot].pop(block, None)
 
     @rule(slot=SLOTS)
     def clear(self, slot: int) -> None:
@@ -86,11 +91,11 @@ class Unbounded(RuleBasedStateMachine):
 
     @rule(slot=st.integers(0, 1), text=TEXTS)
     def replace(self, slot: int, text: str) -> None:
-        self.index.replace(slot, chain_of(text))
+        self.index.clear_told(slot)
+        for block in chain_of(text):  # as from a snapshot, which tells nothing of their order
+            self.index.store(slot, [block])
         self.confirmed[slot] = set(chain_of(text))
-        for block in chain_of(text):
-            self.sent[slot].pop(block, None)
-            self.doubtful[slot].discard(block)
+        self.doubtful[slot].update(chain_of(text))
 
     @rule(slot=SLOTS, text=TEXTS, cached=st.integers(0, 6))
     def correct(self, slot: int, text: str, cached: int) -> None:
@@ -124,7 +129,8 @@ class Unbounded(RuleBasedStateMachine):
             matched = self.index.match(chain, ALL_SLOTS)
             for slot in range(3):
                 most = leading(chain, self.held(slot))
-                least = leading(chain, self.held(slot) - self.doubtful[slot])
+                sure = self.sent[slot].keys() - self.doubtful[slot]
+                least = leading(chain, self.confirmed[slot] | sure)
                 assert least <= matched.get(slot, 0) <= most
                 assert slot not in matched or matched[slot] > 0
 
@@ -187,8 +193,8 @@ def test_eviction_takes_the_end_of_a_prefix_before_its_beginning() -> None:
 
     index.expect(0, chain_of("xy"), 0, 2)
 
-    assert index.match(chain_of("abc"), 1) == {0: 2}
-    assert index.match(chain_of("xy"), 1) == {0: 2}
+    assert index.match(chain_of("abc"), [0]) == {0: 2}
+    assert index.match(chain_of("xy"), [0]) == {0: 2}
     assert index.evicted_total == 1
 
 
@@ -200,8 +206,8 @@ def test_reuse_keeps_a_prefix_and_not_the_rest_of_its_prompt() -> None:
 
     index.expect(0, chain_of("xyz"), 0, 4)  # three must go
 
-    assert index.match(chain_of("abc"), 1) == {0: 1}
-    assert index.match(chain_of("uv"), 1) == {0: 1}
+    assert index.match(chain_of("abc"), [0]) == {0: 1}
+    assert index.match(chain_of("uv"), [0]) == {0: 1}
 
 
 def test_a_long_used_prefix_outlives_what_was_built_on_it_turn_by_turn() -> None:
@@ -212,7 +218,7 @@ def test_a_long_used_prefix_outlives_what_was_built_on_it_turn_by_turn() -> None
 
     index.expect(0, chain_of("xyz"), 0, 4)
 
-    assert index.match(chain_of("abcdef"), 1) == {0: 3}
+    assert index.match(chain_of("abcdef"), [0]) == {0: 3}
 
 
 def test_prompt_longer_than_the_cache_keeps_its_beginning() -> None:
@@ -220,7 +226,7 @@ def test_prompt_longer_than_the_cache_keeps_its_beginning() -> None:
 
     index.expect(0, chain_of("abcde"), 0, 1)
 
-    assert index.match(chain_of("abcde"), 1) == {0: 2}
+    assert index.match(chain_of("abcde"), [0]) == {0: 2}
 
 
 def test_prediction_expires_unless_an_event_confirms_it() -> None:
@@ -230,11 +236,11 @@ def test_prediction_expires_unless_an_event_confirms_it() -> None:
     index.store(0, chain_of("a"))
 
     index.expire(TTL_US - 1)
-    before = index.match(chain_of("ab"), 1)
+    before = index.match(chain_of("ab"), [0])
     index.expire(TTL_US)
 
     assert before == {0: 2}
-    assert index.match(chain_of("ab"), 1) == {0: 1}
+    assert index.match(chain_of("ab"), [0]) == {0: 1}
 
 
 def test_hole_in_what_events_report_ends_the_match() -> None:
@@ -244,7 +250,7 @@ def test_hole_in_what_events_report_ends_the_match() -> None:
 
     index.remove(0, [block_of("ab")])
 
-    assert index.match(chain_of("abcd"), 1) == {0: 1}
+    assert index.match(chain_of("abcd"), [0]) == {0: 1}
 
 
 def test_match_tells_slots_apart_and_looks_at_no_other() -> None:
@@ -253,9 +259,9 @@ def test_match_tells_slots_apart_and_looks_at_no_other() -> None:
         index.open_slot(slot, 256, None)
         index.store(slot, chain_of(text))
 
-    assert index.match(chain_of("abcx"), 0b0111) == {0: 3, 1: 2}
-    assert index.match(chain_of("x"), 0b1111) == {}
-    assert index.match([], 0b1111) == {}
+    assert index.match(chain_of("abcx"), range(3)) == {0: 3, 1: 2}
+    assert index.match(chain_of("x"), range(4)) == {}
+    assert index.match([], range(4)) == {}
 
 
 def test_common_bound_evicts_the_oldest_over_all_slots() -> None:
@@ -267,8 +273,8 @@ def test_common_bound_evicts_the_oldest_over_all_slots() -> None:
 
     index.expect(0, chain_of("e"), 0, 3)
 
-    assert index.match(chain_of("ab"), 3) == {1: 1}
-    assert index.match(chain_of("cd"), 3) == {0: 2}
+    assert index.match(chain_of("ab"), [0, 1]) == {1: 1}
+    assert index.match(chain_of("cd"), [0, 1]) == {0: 2}
     assert index.num_entries == 4
 
 
@@ -278,7 +284,7 @@ def test_events_beyond_the_bound_are_not_taken_in_but_never_believed_wrongly() -
 
     index.store(0, chain_of("abc"))
 
-    assert index.match(chain_of("abc"), 1) == {0: 2}
+    assert index.match(chain_of("abc"), [0]) == {0: 2}
     assert index.evicted_total == 1
     index.check()
 
@@ -306,18 +312,19 @@ def test_older_blocks_are_forgotten_and_what_was_used_since_is_kept() -> None:
     index.forget_older(0, 2)
 
     assert used_us == 1
-    assert index.match(chain_of("abc"), 1) == {0: 2}
-    assert index.match(chain_of("u"), 1) == {}
+    assert index.match(chain_of("abc"), [0]) == {0: 2}
+    assert index.match(chain_of("u"), [0]) == {}
 
 
 def test_what_lay_beyond_a_hole_is_not_believed_again_when_the_hole_is_filled() -> None:
     index = learning_index(blocks_max=100)
-    index.expect(0, chain_of("abcd"), 0, 1)
-    index.remove(0, [block_of("ab")])
+    index.expect(0, chain_of("ab"), 0, 1)
+    index.expect(0, chain_of("abcd"), 2, 2)
+    index.correct(0, chain_of("ab"), 1)
 
-    index.expect(0, chain_of("abc"), 1, 2)
+    index.expect(0, chain_of("abc"), 1, 3)
 
-    assert index.match(chain_of("abcd"), 1) == {0: 3}
+    assert index.match(chain_of("abcd"), [0]) == {0: 3}
     index.check()
 
 
@@ -328,3 +335,68 @@ def test_another_block_size_begins_with_an_empty_slot() -> None:
     index.open_slot(0, 512, 10)
 
     assert index.num_entries == 0
+
+
+def test_a_cleared_slot_is_empty_at_once_though_its_parts_are_taken_out_by_and_by() -> None:
+    index = learning_index(blocks_max=1000)
+    for number in range(200):
+        index.expect(0, [BlockHash(1_000_000 + number)], 0, number)
+
+    index.clear(0)
+    at_once = index.match([BlockHash(1_000_007)], [0])
+    left = index.num_entries
+    index.expect(0, [BlockHash(1_000_007)], 0, 201)
+    index.expire(202)
+
+    assert (at_once, left) == ({}, 200)
+    assert index.match([BlockHash(1_000_007)], [0]) == {0: 1}
+    assert index.num_entries == 1
+    index.check()
+
+
+def test_a_slot_cleared_again_and_again_keeps_nothing_of_before() -> None:
+    index = learning_index(blocks_max=1000)
+    for life in range(5):
+        for number in range(100):
+            index.expect(0, [BlockHash(1_000 * life + number)], 0, number)
+        index.check()
+        index.clear(0)
+
+    assert all(not index.match([BlockHash(1_000 * life)], [0]) for life in range(5))
+    index.check()
+
+
+def test_bytes_are_bounded_under_a_flood_of_short_unique_prompts() -> None:
+    index = PrefixIndex(10**9, TTL_US, bytes_max=100_000)
+    for slot in range(4):
+        index.open_slot(slot, 256, 10**9)
+
+    for number in range(2_000):
+        index.expect(number % 4, [BlockHash(number)], 0, number)
+        assert index.num_bytes <= 100_000
+
+    assert index.evicted_total > 1_500
+    assert index.match([BlockHash(1_999)], [3]) == {3: 1}
+    index.check()
+
+
+def test_a_prompt_follows_runs_that_begin_within_others() -> None:
+    index = PrefixIndex(1000, TTL_US)
+    for slot in range(3):
+        index.open_slot(slot, 256, None)
+    index.store(0, chain_of("abcdef"))
+    index.store(1, chain_of("abcxyz"))
+    index.store(2, chain_of("abcd"))
+
+    assert index.match(chain_of("abcxyz"), range(3)) == {0: 3, 1: 6, 2: 3}
+    assert index.match(chain_of("abcdef"), range(3)) == {0: 6, 1: 3, 2: 4}
+    index.check()
+
+
+def test_hashes_of_any_64_bits_and_beyond_are_taken_in() -> None:
+    index = PrefixIndex(1000, TTL_US)
+    index.open_slot(0, 256, None)
+
+    index.store(0, [BlockHash(-1), BlockHash(2**64 - 2)])
+
+    assert index.match([BlockHash(2**64 - 1)], [0]) == {}

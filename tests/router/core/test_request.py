@@ -7,7 +7,7 @@ import pytest
 
 from contract.failures import Failure
 from router.core.config import RoutingConfig
-from router.core.request import BadRequestError, route_request
+from router.core.request import BadRequestError, route_request, set_tenant
 from router.core.view import RouteRequest
 
 CHAT = "/v1/chat/completions"
@@ -110,10 +110,44 @@ def test_model_salt_and_tenant_each_set_prompts_apart() -> None:
     assert len(roots) == 4
 
 
-def test_request_id_is_no_affinity_key() -> None:
-    requests = [route_request(CHAT, b'{"messages":[]}', i, CONFIG) for i in ("1", "2")]
+@pytest.mark.parametrize("fields", [{}, {"cache_salt": "s"}, {"model": None}])
+def test_tenant_named_later_is_the_same_as_one_named_at_once(fields: dict[str, Any]) -> None:
+    body = chat("a" * 600) | fields
+    later = read(body)
+    assert later.chain((256, None))
 
-    assert [(request.prefix_key, request.session_key) for request in requests] == [(None, None)] * 2
+    set_tenant(later, "t", CONFIG)
+
+    at_once = read(body, tenant="t")
+    assert (later.root, later.prefix_key, later.tenant) == (
+        *(at_once.root, at_once.prefix_key, "t"),
+    )
+    assert later.chain((256, None)) == at_once.chain((256, None))
+    assert later.chain((256, "alias")) == at_once.chain((256, "alias"))
+
+
+def test_adapter_has_prompts_of_its_own_by_its_name() -> None:
+    base, adapter = (read(chat("a" * 600, model=name)) for name in ("base", "lora-a"))
+
+    assert not {*base.chain((256, None))} & {*adapter.chain((256, None))}
+    assert base.prefix_key != adapter.prefix_key
+
+
+def test_salt_and_adapter_cannot_be_mistaken_for_each_other() -> None:
+    prompts = [chat("a" * 600, model="ab", cache_salt="c"), chat("a" * 600, model="a")]
+    prompts[1]["cache_salt"] = "bc"
+
+    assert read(prompts[0]).root != read(prompts[1]).root
+
+
+def test_request_id_is_no_affinity_key() -> None:
+    body = json.dumps(chat("a" * 600)).encode()
+    first, second = (route_request(CHAT, body, request_id, CONFIG) for request_id in ("1", "2"))
+
+    assert first.session_key is None
+    assert first.prefix_key == second.prefix_key
+    assert first.chain((256, None)) == second.chain((256, None))
+    assert route_request(CHAT, b'{"messages":[]}', "1", CONFIG).prefix_key is None
 
 
 def test_session_key_and_stream_are_passed_on() -> None:

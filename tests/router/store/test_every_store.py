@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from contract.kv_events import KvEventBatch
-from contract.load_report import ReportSchemaError, encode_report
+from contract.load_report import LoadReport, ReportSchemaError, encode_report
 from contract.redis_layout import GATEWAY_TTL_MS, REPORT_TTL_MS
 from router.store.config import StoreConfig
 from router.store.memory import MemoryStore
@@ -306,3 +306,12 @@ async def test_garbage_for_a_snapshot_is_none_and_counted(case: Case) -> None:
 
 def test_the_layout_of_these_tests_is_the_default_fleets() -> None:
     assert LAYOUT.fleet == StoreConfig().fleet
+
+
+async def test_a_cache_that_is_said_to_be_more_than_full_is_taken_for_full(case: Case) -> None:
+    await write(case.replicas, report("a", kv_blocks_used=1500, kv_blocks_total=1000))
+
+    (seen,) = (await case.store.read()).reports
+
+    assert isinstance(seen.report, LoadReport)
+    assert seen.report.kv_usage == 1.0

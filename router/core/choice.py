@@ -1,0 +1,112 @@
+"""Which replica a request goes to: what each has of its prompt, and then the policy's choice.
+
+A large fleet is not shown to a policy that says what it looks at: it sees one replica of those
+that are alike (``router.core.frontier``), and the request draws among these. Its choice is the
+same but for draws among equal costs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.core.frontier import Frontier
+from router.core.policy import Policy, draw
+from router.core.prefix_index import PrefixIndex, slot_bit, slots_of
+from router.core.reason import Reason
+from router.core.roster import Pool
+from router.core.view import ReplicaView, RouteRequest
+
+FRONTIER_REPLICAS_MIN = 16
+"""In a smaller fleet it takes longer to keep the classes than to look at every replica."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Replicas, as a bit set, that have cached equally much of a prompt."""
+
+    slots: int
+    num_blocks: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Choice:
+    """A replica, and why."""
+
+    replica: ReplicaView
+    reason: Reason
+
+
+def look_up(
+    index: PrefixIndex, request: RouteRequest, pool: Pool, bytes_per_token: float
+) -> list[Found]:
+    """Return who has cached how much of the prompt, those left out who have nothing of it."""
+    if not request.prompt:
+        return []
+    tokens_max = max(0, request.prompt_tokens - 1)
+    return [
+        Found(
+            match.slots,
+            match.num_blocks,
+            min(int(match.num_blocks * key[0] / bytes_per_token), tokens_max),
+        )
+        for key, slots in pool.credit.items()
+        for match in index.find(request.chain(key), slots)
+    ]
+
+
+def blocks_on(found: Sequence[Found], replica: ReplicaView) -> int:
+    """Return how many blocks of the prompt ``replica`` has cached."""
+    bit = slot_bit(replica.slot)
+    return next((each.num_blocks for each in found if each.slots & bit), 0)
+
+
+def choose(
+    policy: Policy, request: RouteRequest, eligible: Sequence[ReplicaView], found: Sequence[Found]
+) -> Choice:
+    """Let the policy choose of all ``eligible``. Fills in what each has of the prompt."""
+    matched = request.matched_tokens = {
+        slot: each.tokens for each in found for slot in slots_of(each.slots)
+    }
+    if len(eligible) == 1:
+        return Choice(eligible[0], Reason.ONLY_ONE)
+    replica = policy.choose(request, eligible)
+    if not request.prompt:
+        return Choice(replica, Reason.NO_PROMPT)
+    most = max([matched.get(view.slot, 0) for view in eligible]) if matched else 0
+    return Choice(replica, _reason(matched.get(replica.slot, 0), most))
+
+
+def choose_alike(
+    policy: Policy, request: RouteRequest, pool: Pool, found: Sequence[Found], frontier: Frontier
+) -> Choice:
+    """Let the policy choose among those that stand for all of ``pool``; draw who it will be."""
+    rest = pool.slots
+    groups = []
+    for each in found:
+        rest &= ~each.slots
+        groups.append(each.slots & pool.slots)
+    views = frontier.stand_ins([*groups, rest])
+    matched = request.matched_tokens = {}
+    if found:
+        for view in views:
+            for each in found:
+                if each.slots & slot_bit(view.slot):
+                    matched[view.slot] = each.tokens
+                    break
+    stand_in = policy.choose(request, views)
+    tokens = matched.get(stand_in.slot, 0)
+    bit = slot_bit(stand_in.slot)
+    group = next((slots for slots in groups if slots & bit), rest)
+    replica = frontier.draw_alike(stand_in, group, draw(request.request_id, "alike"))
+    if tokens:
+        matched[replica.slot] = tokens
+    if not request.prompt:
+        return Choice(replica, Reason.NO_PROMPT)
+    most = max([each.tokens for each in found]) if found else 0
+    return Choice(replica, _reason(tokens, most))
+
+
+def _reason(tokens: int, most: int) -> Reason:
+    if not most:
+        return Reason.COLD
+    return Reason.WARM if tokens == most else Reason.SPREAD
