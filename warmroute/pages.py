@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from router.core.exchange import state_diagram
 from router.core.policy import POLICIES, Policy
 from router.metric_table import Kind, MetricRow, metric_rows
 from warmroute.demo.fleet import DemoConfig
+from warmroute.fixed_timing import fixed_timing_section
 from warmroute.load import LoadConfig
+from warmroute.weather import table, weather_section
 
 DEFAULT_POLICY = "prefix_load"
 
@@ -46,7 +48,7 @@ def policies_markdown() -> str:
         rows = list(option_rows(policy))
         if rows:
             parts.append(f"\n{_option_table(rows)}\n")
-    return "".join([*parts, _POLICIES_TAIL])
+    return "".join([*parts, weather_section(), fixed_timing_section(), _POLICIES_TAIL])
 
 
 def configuration_markdown() -> str:
@@ -84,7 +86,7 @@ def metrics_markdown() -> str:
     ):
         parts.append(f"\n## {title}\n\n")
         parts.append(
-            _table(
+            table(
                 ("metric", "type", "labels", "unit", "meaning"),
                 [
                     (f"`{row.name}`", str(row.kind), ", ".join(row.labels), row.unit, row.meaning)
@@ -100,8 +102,8 @@ def faults_markdown() -> str:
     """Return docs/faults.md."""
     parts = [_MADE.format("make docs"), _FAULTS_HEAD]
     for name, kind in FAULTS.items():
-        table = _option_table(option_rows(kind), "parameter")
-        parts.append(f"\n## `{name}`\n\n{meaning_of(kind)}\n\n{table}\n")
+        parameters = _option_table(option_rows(kind), "parameter")
+        parts.append(f"\n## `{name}`\n\n{meaning_of(kind)}\n\n{parameters}\n")
     return "".join(parts)
 
 
@@ -154,7 +156,7 @@ def _summary(policy: type[Policy]) -> str:
 
 
 def _option_table(rows: Iterable[OptionRow], name: str = "setting") -> str:
-    return _table(
+    return table(
         (name, "value", "default", "unit", "meaning"),
         [
             (f"`{row.name}`", row.type_name, _default(row.default), row.unit, row.meaning)
@@ -171,13 +173,6 @@ def _default(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "(empty)"
     return str(getattr(value, "value", value)) or "(empty)"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
 
 
 def with_picture(architecture: str) -> str:
@@ -250,7 +245,8 @@ and `[policy.frugal]` sets its options. One that cannot be loaded is listed with
 stops the start only if it is chosen. What a policy may read is in `router/core/view.py`: the
 `own_*` and `foreign_*` figures count what was sent since the last report, the others are as last
 reported and None if they never were. `python -m bench.policies --policy frugal` compares it with
-the rest on recorded traffic.
+the rest on recorded traffic, `python -m bench.weather --quick --policy frugal min_ttft` in two
+weathers.
 """
 
 _CONFIGURATION_HEAD = """

@@ -1,6 +1,6 @@
 """Dynamo's cost: prefill blocks and decode blocks, added up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log
 from typing import ClassVar
@@ -52,16 +52,18 @@ class DynamoCost(CostPolicy):
                 raise ValueError(f"{name} is {value}, must be a number of 0 or more")
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
+        return sum(self.terms(request, replica).values())
+
+    def terms(self, request: RouteRequest, replica: ReplicaView) -> Mapping[str, float]:
         block_tokens = replica.kv_block_tokens or BLOCK_TOKENS
         matched_tokens = request.prompt_tokens - request.uncached_tokens(replica)
         new_tokens = replica.ahead_tokens + request.prompt_tokens
         prefill_tokens = max(0.0, new_tokens - self.overlap_weight * matched_tokens)
-        return (
-            self.prefill_scale * prefill_tokens / block_tokens
-            + (replica.kv_blocks_used or 0)
-            + new_tokens / block_tokens
-            + self.request_weight * replica.requests
-        )
+        return {
+            "prefill": self.prefill_scale * prefill_tokens / block_tokens,
+            "decode": (replica.kv_blocks_used or 0) + new_tokens / block_tokens,
+            "requests": self.request_weight * replica.requests,
+        }
 
     def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
         if not self.temperature:

@@ -21,6 +21,7 @@ class LeastLoaded(CostPolicy):
 
     name: ClassVar[str] = "least_loaded"
     unit: ClassVar[str] = "requests"
+    looks_at: ClassVar[tuple[str, ...]] = ("requests",)
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:  # noqa: ARG002  # the seam's
         return replica.requests

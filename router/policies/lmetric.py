@@ -27,6 +27,7 @@ class LMetric(CostPolicy):
 
     name: ClassVar[str] = "lmetric"
     unit: ClassVar[str] = "tokens x requests"
+    looks_at: ClassVar[tuple[str, ...]] = ("requests",)
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
         tokens = replica.ahead_tokens + request.uncached_tokens(replica)

@@ -1,6 +1,6 @@
-"""Least TTFT: where the first token comes soonest, counted in the steps of the engine."""
+"""Least TTFT: where the first token comes soonest, at the least cost to those running there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from typing import ClassVar
@@ -10,106 +10,128 @@ from router.core.policy import CostPolicy, register
 from router.core.view import ReplicaView, RouteRequest
 
 
-@dataclass(frozen=True, slots=True)
-class TtftTerms:
-    """What the cost of one replica is made of. Milliseconds."""
-
-    steps_ms: float  # until the step that gives the first token has ended
-    prefill_ms: float  # of this prompt
-    interference_ms: float  # what that prefill costs those who are there
-    requests_ms: float  # what those who are there are worth
-
-    @property
-    def total_ms(self) -> float:
-        """Return the cost."""
-        return self.steps_ms + self.prefill_ms + self.interference_ms + self.requests_ms
-
-
 @register
 @dataclass(frozen=True)
 class MinTtft(CostPolicy):
-    """Choose the fewest steps to the first token, then the least prefill.
+    """Choose the least time to the first token and delay of others.
 
         n            = requests on the replica
-        steps        = ceil((ahead + uncached) / step_tokens) * step_tokens
-        prefill      = uncached
-        interference = uncached * interference * sqrt(n + 1)
+        tokens       = ahead + uncached
+        rounding     = step_share * (ceil(tokens / step_tokens) * step_tokens - tokens)
+        interference = interference * sqrt(n + 1) * uncached
+        eviction     = eviction * uncached
         requests     = request_tokens * n
-        cost         = (steps + prefill + interference + requests) / speed
+        cost         = (ahead + uncached + rounding + interference + eviction + requests) / speed
 
     Unit: seconds. ``ahead``: tokens accepted there and not yet computed; ``uncached``: this
     prompt's tokens that are not cached there; ``speed``: the replica's prefill tokens per second.
-    An engine answers at the end of a step, and a step that has room costs a newcomer nothing more:
-    so 7,000 tokens ahead are no reason to leave a warm replica whose step takes 8,192, and 8,100
-    may be. What tells equal steps apart is the prefill itself, which also takes room in a cache.
+    The wait ahead is paid once, by this request. Its own prefill is paid by it and, as longer
+    steps, by every sequence running there; so that alone grows with n, by the root, in which this
+    request counts too: else to wait for a prefix that is being computed would cost the same as to
+    compute it again, and the siblings of a burst would scatter.
 
-    A prompt of 2,100 tokens, of which the warm replica holds 2,000 and has 2 requests with 7,000
-    tokens ahead, at 8,000 tokens/s: warm 8,192 + 100 + 17 + 200 tokens or 1.064 s, an idle cold one
-    8,192 + 2,100 + 210 or 1.313 s, so warm. With 8,100 ahead it needs a second step, 2.088 s, so
-    it spreads.
+    An engine answers at the end of a step. ``step_share`` of a full step's time is there whatever
+    the step computes (both as the replica reports); where it is 1, a step with room costs a
+    newcomer nothing more, and 8,000 tokens ahead are no reason to leave a warm replica whose step
+    takes 8,192. On GPUs it is small. A prefill also takes room in the cache, from what others would
+    have found there; in most weathers to count that (``eviction``) costs more than it saves, as a
+    hot prefix then spreads too late.
 
-    Failure mode: it takes every step for a full one, so where the engine's steps are shorter than
-    ``step_tokens`` or their time follows their tokens closely, a wait is rounded up, and short
-    prompts see one step everywhere and follow their prefix. Source: this project's own study of
-    rules on recorded traffic (``python -m bench.policies``): ``prefix_load`` with whole steps for
-    ``ahead``, which there gave more reuse and an earlier first token at once.
+    A prompt of 2,100 tokens, of which the warm replica holds 2,000 and has 2 requests with 1,000
+    tokens ahead, at 8,000 tokens/s: warm (1,000 + 100 + 213 + 52 + 200) / 8,000 = 0.196 s, an
+    idle cold one (2,100 + 183 + 630) / 8,000 = 0.364 s, so warm. With 2,500 ahead 0.377 s, so it
+    spreads.
+
+    Failure mode: where answers are long and prefill is cheap, requests weigh too little and one
+    replica collects the streams of a hot prefix (raise ``request_tokens``); and 8,192 is too much
+    for an engine that computes less in a step and does not tell. Source: ahead plus uncached is the
+    cost of NVIDIA Dynamo's KV router and of Preble (Srivatsa et al., 2024), without their weights;
+    the root, and the weight 1 of what is ahead, are from this project's own studies: discounts on
+    it fail on a hot prefix. Beside ``prefix_load``, which it is with a ``step_share`` of 0, it
+    knows steps.
     """
 
     name: ClassVar[str] = "min_ttft"
     unit: ClassVar[str] = "s"
+    looks_at: ClassVar[tuple[str, ...]] = (
+        *("requests", "prefill_tokens_per_s", "step_tokens", "step_share"),
+    )
 
+    step_share: float = option(
+        0.03,
+        "0..1",
+        "part of a full step's time that it takes whatever it computes, where a replica does not "
+        "tell: by the step-time model 0.03 on H100, 0.07 to 0.15 on GPUs whose steps take 2,048 "
+        "tokens",
+    )
     step_tokens: int = option(
-        8_192, "tokens", "what a step of the engine computes at most: its max_num_batched_tokens"
+        8_192,
+        "tokens",
+        "what a step computes at most, where a replica does not tell: its max_num_batched_tokens",
     )
     interference: float = option(
-        0.1,
+        0.3, "", "how much a prefill costs the requests already there; 0: only its own time"
+    )
+    eviction: float = option(
+        0.0,
         "",
-        "how much a prefill costs the requests already there; little, as steps count already",
+        "what the room of a prefill in the cache is worth, its own time being 1; above 0 only "
+        "where caches are much too small",
     )
     request_tokens: float = option(
         100.0, "tokens", "prefill that one request on the replica stands for"
     )
 
     def __post_init__(self) -> None:
+        if not 0 <= self.step_share <= 1:
+            raise ValueError(f"step_share is {self.step_share}, must be from 0 to 1")
         if self.step_tokens < 1:
             raise ValueError(f"step_tokens is {self.step_tokens}, must be 1 or more")
-        for name in ("interference", "request_tokens"):
+        for name in ("interference", "eviction", "request_tokens"):
             value = getattr(self, name)
             if not 0 <= value < inf:
                 raise ValueError(f"{name} is {value}, must be a number of 0 or more")
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
-        return self.terms(request, replica).total_ms / 1_000
+        return self.costs(request, (replica,))[0]
 
-    def terms(self, request: RouteRequest, replica: ReplicaView) -> TtftTerms:
-        """Return the cost of ``replica`` in its parts."""
+    def terms(self, request: RouteRequest, replica: ReplicaView) -> Mapping[str, float]:
         uncached_tokens = request.uncached_tokens(replica)
+        tokens = replica.ahead_tokens + uncached_tokens
+        step_tokens = replica.step_tokens or self.step_tokens
+        step_share = self.step_share if replica.step_share is None else replica.step_share
+        room_tokens = ceil(tokens / step_tokens) * step_tokens - tokens
         requests = replica.requests
-        steps = ceil((replica.ahead_tokens + uncached_tokens) / self.step_tokens)
-        token_ms = 1_000 / replica.prefill_tokens_per_s
-        return TtftTerms(
-            steps_ms=steps * self.step_tokens * token_ms,
-            prefill_ms=uncached_tokens * token_ms,
-            interference_ms=uncached_tokens * self.interference * sqrt(requests + 1) * token_ms,
-            requests_ms=self.request_tokens * requests * token_ms,
-        )
+        parts = {
+            "ahead": replica.ahead_tokens,
+            "prefill": uncached_tokens,
+            "rounding": step_share * room_tokens,
+            "interference": self.interference * sqrt(requests + 1) * uncached_tokens,
+            "eviction": self.eviction * uncached_tokens,
+            "requests": self.request_tokens * requests,
+        }
+        return {name: part / replica.prefill_tokens_per_s for name, part in parts.items()}
 
     def costs(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> list[float]:
         # Every request pays this for every replica: no calls, not even of properties.
         prompt_tokens, matched_tokens = request.prompt_tokens, request.matched_tokens
-        step_tokens, interference = self.step_tokens, self.interference
-        request_tokens = self.request_tokens
+        assumed_tokens, assumed_share = self.step_tokens, self.step_share
+        interference, request_tokens = self.interference, self.request_tokens
+        eviction = self.eviction
         costs = []
         for replica in eligible:
             requests = replica.own_requests + replica.foreign_requests
             uncached_tokens = prompt_tokens
             if replica.slot in matched_tokens:
                 uncached_tokens -= matched_tokens[replica.slot]
-            ahead_tokens = replica.own_ahead_tokens + replica.foreign_ahead_tokens
-            tokens = (
-                -(-(ahead_tokens + uncached_tokens) // step_tokens) * step_tokens
-                + uncached_tokens * (1.0 + interference * sqrt(requests + 1))
+            tokens = replica.own_ahead_tokens + replica.foreign_ahead_tokens + uncached_tokens
+            share = replica.step_share
+            room_tokens = -tokens % (replica.step_tokens or assumed_tokens)  # of the last step
+            parts = (
+                tokens
+                + (assumed_share if share is None else share) * room_tokens
+                + (interference * sqrt(requests + 1) + eviction) * uncached_tokens
                 + request_tokens * requests
             )
-            costs.append(tokens / replica.prefill_tokens_per_s)
+            costs.append(parts / replica.prefill_tokens_per_s)
         return costs

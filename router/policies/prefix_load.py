@@ -1,6 +1,6 @@
 """Prefix and load: where the first token comes soonest, at the least cost to those running."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import ClassVar
@@ -39,6 +39,7 @@ class PrefixLoad(CostPolicy):
 
     name: ClassVar[str] = "prefix_load"
     unit: ClassVar[str] = "s"
+    looks_at: ClassVar[tuple[str, ...]] = ("requests", "prefill_tokens_per_s")
 
     interference: float = option(
         0.3, "", "how much a prefill costs the requests already there; 0: only its own time"
@@ -54,6 +55,16 @@ class PrefixLoad(CostPolicy):
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
         return self.costs(request, (replica,))[0]
+
+    def terms(self, request: RouteRequest, replica: ReplicaView) -> Mapping[str, float]:
+        uncached_tokens, requests = request.uncached_tokens(replica), replica.requests
+        parts = {
+            "ahead": replica.ahead_tokens,
+            "prefill": uncached_tokens,
+            "interference": self.interference * sqrt(requests + 1) * uncached_tokens,
+            "requests": self.request_tokens * requests,
+        }
+        return {name: part / replica.prefill_tokens_per_s for name, part in parts.items()}
 
     def costs(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> list[float]:
         # Every request pays this for every replica: no calls, not even of properties.

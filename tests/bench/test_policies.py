@@ -1,11 +1,15 @@
 """The comparison of policies on recorded traffic: what it prints, and that it repeats itself."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.policies import Case, Result, Target, main, run, tables
+from bench.policies import OURS_HERE, TARGETS, Case, Result, Target, main, run, tables
+from simulator.routing import parse_choice
+from warmroute import fixed_timing
 
 SHORT = "conversation,first=300"
 
@@ -83,6 +87,32 @@ def test_all_policies_and_sizes_are_run_and_written(
         (5_000, "chwbl:load_factor=2"),
     ]
     assert capsys.readouterr().out.count("chwbl:load_factor=2") == 2
+
+
+def test_the_page_shows_what_was_wanted_and_what_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.json"
+    monkeypatch.setattr("bench.policies.RESULTS", path)
+    monkeypatch.setattr(fixed_timing, "RESULTS", path)
+    monkeypatch.setattr("bench.policies.run", _run)
+    monkeypatch.setattr("bench.policies._opened", lambda _: None)  # whole traces take seconds
+    monkeypatch.setattr("bench.policies.ProcessPoolExecutor", ThreadPoolExecutor)
+
+    assert fixed_timing.fixed_timing_section() == ""
+    assert main(["--policy", "random", "min_ttft", "--write"]) == 0
+    section = fixed_timing.fixed_timing_section()
+
+    assert section.count("\n### ") == section.count("| wanted |") == len(TARGETS)
+    assert "| `min_ttft` | 0.300 | 200 | 1,000 | 7,000 | yes |" in section
+
+
+def _run(case: Case) -> Result:
+    return replace(result(case.policy), case=case)
+
+
+def test_ours_is_told_what_these_steps_are_like() -> None:
+    assert parse_choice(OURS_HERE).name == "min_ttft"
 
 
 @pytest.mark.parametrize("arguments", [["--policy", "best"], ["--workload", "talk"]])

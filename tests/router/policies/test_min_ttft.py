@@ -1,7 +1,5 @@
 """The cost of `min_ttft` in its parts, worked out by hand."""
 
-from dataclasses import astuple
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,19 +7,21 @@ from hypothesis import strategies as st
 from contract.options import SettingError
 from router.core.policy import build_policy
 from router.policies.min_ttft import MinTtft
+from router.policies.prefix_load import PrefixLoad
 from tests.router.policies.making import request, view
 
 PROMPT = request(tokens=2100, a=2000)
+WHOLE_STEPS = MinTtft(step_share=1.0)
 
 
 @pytest.mark.parametrize(
     ("name", "requests", "ahead_tokens", "tokens"),
     [
-        ("a", 2, 7000, (8192, 100, 17.32, 200)),
-        ("a", 2, 8092, (8192, 100, 17.32, 200)),  # 8,192 together: the step is just full
-        ("a", 2, 8093, (16384, 100, 17.32, 200)),
-        ("b", 0, 0, (8192, 2100, 210, 0)),
-        ("b", 8, 20_000, (24576, 2100, 630, 800)),
+        ("a", 2, 1000, (1000, 100, 212.76, 51.96, 0, 200)),
+        ("a", 2, 8092, (8092, 100, 0, 51.96, 0, 200)),  # 8,192 together: the step is just full
+        ("a", 2, 8093, (8093, 100, 245.73, 51.96, 0, 200)),
+        ("b", 0, 0, (0, 2100, 182.76, 630, 0, 0)),
+        ("b", 8, 20_000, (20_000, 2100, 74.28, 1890, 0, 800)),
     ],
 )
 def test_terms_are_tokens_over_speed(
@@ -29,12 +29,21 @@ def test_terms_are_tokens_over_speed(
 ) -> None:
     terms = MinTtft().terms(PROMPT, view(name, requests, ahead_tokens=ahead_tokens))
 
-    assert astuple(terms) == pytest.approx([each / 8 for each in tokens], abs=0.01)  # 8 a ms
-    assert terms.total_ms == pytest.approx(sum(tokens) / 8, abs=0.01)
+    assert list(terms) == ["ahead", "prefill", "rounding", "interference", "eviction", "requests"]
+    assert [8000 * term for term in terms.values()] == pytest.approx(tokens, abs=0.01)
 
 
-@pytest.mark.parametrize(("ahead_tokens", "pick"), [(0, "a"), (7000, "a"), (8100, "b")])
-def test_the_warm_replica_is_left_for_a_step_and_not_for_tokens(
+@pytest.mark.parametrize(("ahead_tokens", "pick"), [(0, "a"), (8000, "a"), (8100, "b")])
+def test_where_steps_cost_the_same_the_warm_replica_is_left_for_a_step_and_not_for_tokens(
+    ahead_tokens: int, pick: str
+) -> None:
+    replicas = [view("a", 2, ahead_tokens=ahead_tokens), view("b")]
+
+    assert WHOLE_STEPS.choose(PROMPT, replicas).replica_id == pick
+
+
+@pytest.mark.parametrize(("ahead_tokens", "pick"), [(0, "a"), (2300, "a"), (2500, "b")])
+def test_the_warm_replica_is_left_when_waiting_costs_more_than_computing_again(
     ahead_tokens: int, pick: str
 ) -> None:
     replicas = [view("a", 2, ahead_tokens=ahead_tokens), view("b")]
@@ -45,9 +54,9 @@ def test_the_warm_replica_is_left_for_a_step_and_not_for_tokens(
 def test_the_costs_of_its_docstring() -> None:
     cost = MinTtft().cost
 
-    assert cost(PROMPT, view("a", 2, ahead_tokens=7000)) == pytest.approx(1.064, abs=0.001)
-    assert cost(PROMPT, view("b")) == pytest.approx(1.313, abs=0.001)
-    assert cost(PROMPT, view("a", 2, ahead_tokens=8100)) == pytest.approx(2.088, abs=0.001)
+    assert cost(PROMPT, view("a", 2, ahead_tokens=1000)) == pytest.approx(0.196, abs=0.001)
+    assert cost(PROMPT, view("b")) == pytest.approx(0.364, abs=0.001)
+    assert cost(PROMPT, view("a", 2, ahead_tokens=2500)) == pytest.approx(0.377, abs=0.001)
 
 
 def test_an_idle_replica_wins_where_nothing_else_differs() -> None:
@@ -68,24 +77,49 @@ def test_the_faster_replica_wins() -> None:
     foreign=st.integers(0, 300),
     ahead_tokens=st.integers(0, 10**6),
     step_tokens=st.integers(1, 20_000),
+    step_share=st.floats(0, 1),
 )
 def test_the_loop_over_replicas_adds_up_the_same_terms(
-    prompt_tokens: int, share: float, own: int, foreign: int, ahead_tokens: int, step_tokens: int
+    prompt_tokens: int,
+    share: float,
+    own: int,
+    foreign: int,
+    ahead_tokens: int,
+    step_tokens: int,
+    step_share: float,
 ) -> None:
     replica = view("a", own, ahead_tokens=ahead_tokens)
     replica.foreign_requests = foreign
     replica.foreign_ahead_tokens = ahead_tokens // 3
     prompt = request(tokens=prompt_tokens, a=int((prompt_tokens - 1) * share))
-    policy = MinTtft(step_tokens=step_tokens)
+    policy = MinTtft(step_share=step_share, step_tokens=step_tokens, eviction=0.5)
 
     (cost,) = policy.costs(prompt, [replica])
 
-    assert cost == pytest.approx(policy.cost(prompt, replica), rel=1e-9)
+    assert cost == pytest.approx(sum(policy.terms(prompt, replica).values()), rel=1e-9)
+
+
+@given(
+    own_tokens=st.integers(1, 50_000),
+    requests=st.integers(0, 300),
+    ahead_tokens=st.integers(0, 10**6),
+)
+def test_without_steps_it_is_prefix_load(own_tokens: int, requests: int, ahead_tokens: int) -> None:
+    prompt, replica = request(tokens=own_tokens), view("b", requests, ahead_tokens=ahead_tokens)
+
+    cost = MinTtft(step_share=0.0).cost(prompt, replica)
+
+    assert cost == pytest.approx(PrefixLoad().cost(prompt, replica), rel=1e-9)
 
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("step_tokens", 0), ("interference", -1.0), ("request_tokens", float("inf"))],
+    [
+        ("step_share", 1.1),
+        ("step_tokens", 0),
+        ("interference", -1.0),
+        ("request_tokens", float("inf")),
+    ],
 )
 def test_impossible_option_is_refused_by_name(setting: str, value: object) -> None:
     with pytest.raises(SettingError, match=setting):
