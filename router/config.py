@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,20 @@ class AdminConfig:
         "127.0.0.1", "", "address of metrics and admin; whoever reaches it can change the fleet"
     )
     admin_port: int = option(8081, "TCP port", "of metrics and admin; 0 takes a free one")
+    admin_keys: tuple[str, ...] = option(
+        (),
+        "",
+        "sha-256 of the keys that this port asks for, as api_keys of [gateway] are; /health needs "
+        "none; empty, and no file: no key is needed",
+        secret=True,
+    )
+    admin_keys_file: str = option("", "", "file of such hashes, one a line")
+    replica_hosts_allowed: tuple[str, ...] = option(
+        ("localhost", "127.0.0.0/8", "::1"),
+        "",
+        "hosts at which POST /admin/replicas may add a replica: names, with * for any part, or "
+        "networks; those of the configuration and of reports need not be listed",
+    )
     models_interval_s: float = option(
         5.0, "s", "how often replicas that do not report are asked for their models"
     )
@@ -54,6 +69,9 @@ class AdminConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.admin_port <= 65535:
             raise ValueError(f"admin_port is {self.admin_port}, must be from 0 to 65535")
+        for pattern in self.replica_hosts_allowed:
+            if "/" in pattern:
+                ip_network(pattern, strict=False)
         if self.models_interval_s <= 0 or self.models_timeout_s <= 0:
             raise ValueError("models_interval_s and models_timeout_s must be above 0")
 
@@ -288,7 +306,8 @@ def _shown(value: Any, secret: bool) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "(empty)"
+        shown = ["***"] * len(value) if secret else map(str, value)
+        return ",".join(shown) or "(empty)"
     text = str(getattr(value, "value", value))
     if secret and text:
         return safe_url(text) if "://" in text else "***"

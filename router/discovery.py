@@ -6,7 +6,8 @@ answers to requests decide about its traffic.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import ssl
+from collections.abc import Callable, Sequence
 
 import aiohttp
 import msgspec
@@ -39,8 +40,17 @@ class Discovery:
     A hung replica holds up nobody but itself.
     """
 
-    def __init__(self, fleet: FleetState, interval_s: float, timeout_s: float) -> None:
+    def __init__(
+        self,
+        fleet: FleetState,
+        interval_s: float,
+        timeout_s: float,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        authorization: Callable[[], str] = str,
+    ) -> None:
         self._fleet = fleet
+        self._tls = tls
+        self._authorization = authorization
         self._interval_s = interval_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._complaints: dict[str, str] = {}  # as logged, by replica id
@@ -74,7 +84,7 @@ class Discovery:
 
     async def _ask(self, session: aiohttp.ClientSession, replica_id: str, url: str) -> None:
         try:
-            names = await _model_names(session, url)
+            names = await self._model_names(session, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._complain(replica_id, f"did not answer ({type(error).__name__})")
         except (msgspec.MsgspecError, ValueError) as error:
@@ -83,22 +93,28 @@ class Discovery:
             self._complaints.pop(replica_id, None)
             self._fleet.set_models(replica_id, names)
 
+    async def _model_names(self, session: aiohttp.ClientSession, url: str) -> Sequence[str]:
+        """Return the names that a replica lists. Raises ValueError for any other answer."""
+        key = self._authorization()
+        get = session.get(
+            f"{url}/v1/models",
+            allow_redirects=False,
+            headers={"Authorization": key} if key else None,
+            ssl=self._tls() if url.startswith("https:") else True,
+        )
+        async with get as response:
+            if response.status != 200:
+                raise ValueError(f"status {response.status}")
+            body = bytearray()
+            async for chunk in response.content.iter_chunked(64 * 1024):
+                body += chunk
+                if len(body) > ANSWER_BYTES_MAX:
+                    raise ValueError(f"more than {ANSWER_BYTES_MAX} bytes")
+        names = [model.id for model in _decode(body).data]
+        sound = [name for name in names if 0 < len(name) <= TEXT_LENGTH_MAX and name.isprintable()]
+        return sound[:MODELS_MAX]
+
     def _complain(self, replica_id: str, what: str) -> None:
         if self._complaints.get(replica_id) != what:
             self._complaints[replica_id] = what
             log.warning("replica %r was asked for its models and %s", replica_id, what)
-
-
-async def _model_names(session: aiohttp.ClientSession, url: str) -> Sequence[str]:
-    """Return the names that a replica lists. Raises ValueError for any other answer."""
-    async with session.get(f"{url}/v1/models", allow_redirects=False) as response:
-        if response.status != 200:
-            raise ValueError(f"status {response.status}")
-        body = bytearray()
-        async for chunk in response.content.iter_chunked(64 * 1024):
-            body += chunk
-            if len(body) > ANSWER_BYTES_MAX:
-                raise ValueError(f"more than {ANSWER_BYTES_MAX} bytes")
-    names = [model.id for model in _decode(body).data]
-    sound = [name for name in names if 0 < len(name) <= TEXT_LENGTH_MAX and name.isprintable()]
-    return sound[:MODELS_MAX]

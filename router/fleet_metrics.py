@@ -50,6 +50,10 @@ def fleet_families(fleet: FleetState) -> Iterator[Metric]:
         ("warmroute_leases_expired_total", fleet.ledger.expired_total),
         ("warmroute_index_entries", fleet.index.num_entries),
         ("warmroute_index_evicted_total", fleet.index.evicted_total),
+        ("warmroute_index_bytes", fleet.index.num_bytes),
+        ("warmroute_index_corrections_total", fleet.prediction_errors.corrections),
+        ("warmroute_overpredicted_tokens_total", fleet.prediction_errors.over_tokens),
+        ("warmroute_underpredicted_tokens_total", fleet.prediction_errors.under_tokens),
     ):
         yield family(name, [((), total)])
 
@@ -57,6 +61,7 @@ def fleet_families(fleet: FleetState) -> Iterator[Metric]:
 _PER_REPLICA = (
     *("in_flight_requests", "foreign_requests", "ahead_tokens", "waiting_requests"),
     *("running_requests", "kv_usage_ratio", "report_age_seconds", "believed_blocks"),
+    *("prefill_tokens_per_s", "prefill_slowdown_ratio", "decode_slowdown_ratio", "token_seconds"),
     *("eligible", "ejected", "draining"),
 )
 
@@ -81,6 +86,14 @@ def _value(status: ReplicaStatus, field: str) -> float | None:
             return None if status.report_age_us is None else status.report_age_us / 1e6
         case "believed_blocks":
             return status.believed_blocks
+        case "prefill_tokens_per_s":
+            return view.prefill_tokens_per_s
+        case "prefill_slowdown_ratio":
+            return view.prefill_slowdown
+        case "decode_slowdown_ratio":
+            return view.decode_slowdown
+        case "token_seconds":
+            return None if view.token_us is None else view.token_us / 1e6
         case "eligible":
             return status.standing is None
         case "ejected":

@@ -97,6 +97,7 @@ def log_request(record: ExchangeRecord) -> None:
         "reason": None if record.reason is None else record.reason.value,
         "replica": record.replica_id,
         "attempts": record.attempts,
+        "resumes": record.resumes,
         "prompt_tokens": record.prompt_tokens,
         "matched_tokens": record.matched_tokens,
         "usage_prompt_tokens": None if usage is None else usage.prompt_tokens,

@@ -65,6 +65,21 @@ METRICS: tuple[MetricRow, ...] = (
         "further attempts on another replica, by what the attempt before failed with",
     ),
     MetricRow(
+        *("warmroute_resumes_total", C, ("reason",), "attempts"),
+        "asked of another replica for the rest of a broken stream, by what broke it",
+    ),
+    MetricRow(
+        *("warmroute_resumes_refused_total", C, ("reason",), "streams"),
+        "broken and not continued although `failover` is `resume`, and why not",
+    ),
+    MetricRow(
+        *("warmroute_stale_connections_total", C, (), "attempts"),
+        "sent once more because the replica had closed the kept connection meanwhile",
+    ),
+    MetricRow(
+        *("warmroute_probes_total", C, ("result",), "probes"), "of replicas' health, and their ends"
+    ),
+    MetricRow(
         *("warmroute_failures_total", C, ("code",), "requests"),
         "requests that the gateway refused or had to break off, by error code",
     ),
@@ -136,6 +151,22 @@ METRICS: tuple[MetricRow, ...] = (
         "of prompt that the index believes in its cache",
     ),
     MetricRow(
+        *("warmroute_replica_prefill_tokens_per_s", G, _REPLICA, "tokens/s"),
+        "prefill speed that policies reckon with: reported or configured, over the slowdown",
+    ),
+    MetricRow(
+        *("warmroute_replica_prefill_slowdown_ratio", G, _REPLICA, "x"),
+        "times as long as its peers for as much prefill, learned from answers; 1 in the dead band",
+    ),
+    MetricRow(
+        *("warmroute_replica_decode_slowdown_ratio", G, _REPLICA, "x"),
+        "times as long as its peers for a token beside as many requests, likewise",
+    ),
+    MetricRow(
+        *("warmroute_replica_token_seconds", G, _REPLICA, "s"),
+        "median between two tokens of its last streams; absent if there were none",
+    ),
+    MetricRow(
         *("warmroute_replica_eligible", G, _REPLICA, ""), "1 if it may be chosen, as it stands"
     ),
     MetricRow("warmroute_replica_ejected", G, _REPLICA, "", "1 while its breaker keeps it out"),
@@ -154,6 +185,22 @@ METRICS: tuple[MetricRow, ...] = (
     ),
     MetricRow(
         "warmroute_index_evicted_total", C, (), "entries", "forgotten for lack of room, or not kept"
+    ),
+    MetricRow(
+        *("warmroute_index_bytes", G, (), "bytes"),
+        "memory of the index, estimated; see [routing] index_bytes_max",
+    ),
+    MetricRow(
+        *("warmroute_index_corrections_total", C, (), "answers"),
+        "whose cached_tokens made the index forget what it had learned",
+    ),
+    MetricRow(
+        *("warmroute_overpredicted_tokens_total", C, (), "tokens"),
+        "of prompts believed cached that the engine had to compute, by its own cached_tokens",
+    ),
+    MetricRow(
+        *("warmroute_underpredicted_tokens_total", C, (), "tokens"),
+        "of prompts that the engine had cached beyond what was believed",
     ),
     MetricRow(
         *("warmroute_store_state", G, ("state",), ""),
@@ -175,6 +222,14 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow(
         *("warmroute_background_restarts_total", C, ("task",), "restarts"),
         "of a background loop after an unforeseen error; each is a bug",
+    ),
+    MetricRow(
+        *("warmroute_config_generation", G, (), ""),
+        "1 at the start, one more for every reload that is in force",
+    ),
+    MetricRow(
+        *("warmroute_config_refused_total", C, (), "reloads"),
+        "that changed nothing because a setting was wrong or needs a restart",
     ),
     MetricRow(
         *("warmroute_event_loop_lag_seconds", G, ("statistic",), "s"),

@@ -15,9 +15,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from contract.failures import RETRYABLE_STATUSES, Failure
+from contract.failures import RETRYABLE_STATUSES, Failure, Fault
 from router.core.fleet import FleetState
-from router.core.reason import Outcome, Reason
+from router.core.probing import ProbeResult
+from router.core.reason import NotResumed, Outcome, Reason
 from router.core.record import ExchangeRecord
 from router.fleet_metrics import family, fleet_families, lag_families, store_families
 from router.loop_lag import LoopLag
@@ -55,6 +56,9 @@ _RETRY_REASONS = (
     *(failure.kind.code for failure in Failure if failure.kind.retry_elsewhere),
     *map(str, sorted(RETRYABLE_STATUSES)),
     OTHER,
+)
+_RESUME_REASONS = (
+    *(failure.kind.code for failure in Failure if failure.kind.fault is Fault.REPLICA),
 )
 
 
@@ -121,10 +125,16 @@ class RouterMetrics:
         # These are born at zero: rate() cannot see the first event of a series that is born at one.
         self._retries = dict.fromkeys(_RETRY_REASONS, 0)
         self._failures = dict.fromkeys(Failure, 0)
+        self._resumes = dict.fromkeys(_RESUME_REASONS, 0)
+        self._resumes_refused = dict.fromkeys(NotResumed, 0)
+        self._stale_connections = 0
+        self._probes = dict.fromkeys(ProbeResult, 0)
         self._restarts: dict[str, int] = {}
         self._odd_usage = 0
         self._body_bytes = 0
         self._answer_bytes = 0
+        self.config_generation = 1
+        self._config_refusals = 0
         self._fleet: FleetState | None = None
         self._sync: FleetSync | None = None
         self._lag: LoopLag | None = None
@@ -140,6 +150,10 @@ class RouterMetrics:
         """Read these at every scrape, and know the fleet's model names from now on."""
         self._fleet, self._sync, self._lag, self._num_queued = fleet, sync, lag, num_queued
 
+    def config_refused(self) -> None:
+        """Count a reload that changed nothing because something was wrong."""
+        self._config_refusals += 1
+
     def exchange_started(self) -> None:
         """Count a request in flight; ``exchange_ended`` must follow."""
         self._in_flight += 1
@@ -152,6 +166,22 @@ class RouterMetrics:
     def retry(self, reason: str) -> None:
         """Count one more attempt, by the error code or status of the attempt before."""
         self._retries[reason if reason in self._retries else OTHER] += 1
+
+    def resume(self, reason: str) -> None:
+        """Count one more attempt for the rest of a stream, by the error code of what broke it."""
+        self._resumes[reason] = self._resumes.get(reason, 0) + 1
+
+    def resume_refused(self, why: NotResumed) -> None:
+        """Count a stream that broke and was not continued."""
+        self._resumes_refused[why] += 1
+
+    def went_stale(self) -> None:
+        """Count a kept connection that turned out to be closed when a request was sent on it."""
+        self._stale_connections += 1
+
+    def probe(self, result: ProbeResult) -> None:
+        """Count one probe of a replica's health."""
+        self._probes[result] += 1
 
     def background_restarted(self, task: str) -> None:
         """Count that a background loop failed and begins again."""
@@ -305,6 +335,17 @@ class RouterMetrics:
             "warmroute_retries_total", (((reason,), n) for reason, n in self._retries.items())
         )
         yield family(
+            "warmroute_resumes_total", (((reason,), n) for reason, n in self._resumes.items())
+        )
+        yield family(
+            "warmroute_resumes_refused_total",
+            (((why.value,), n) for why, n in self._resumes_refused.items()),
+        )
+        yield family("warmroute_stale_connections_total", [((), self._stale_connections)])
+        yield family(
+            "warmroute_probes_total", (((result.value,), n) for result, n in self._probes.items())
+        )
+        yield family(
             "warmroute_failures_total",
             (((failure.kind.code,), n) for failure, n in self._failures.items()),
         )
@@ -320,6 +361,8 @@ class RouterMetrics:
             ("warmroute_odd_usage_total", self._odd_usage),
             ("warmroute_body_bytes_total", self._body_bytes),
             ("warmroute_answer_bytes_total", self._answer_bytes),
+            ("warmroute_config_generation", self.config_generation),
+            ("warmroute_config_refused_total", self._config_refusals),
         ):
             yield family(name, [((), value)])
 

@@ -3,8 +3,10 @@
 Rule: no complaint quotes a URL, which may hold a password.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from ipaddress import ip_address, ip_network
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +16,7 @@ TEXT_LENGTH_MAX = 512
 """Of an id, a URL or a model's name: they become labels, headers and log lines."""
 
 _KNOWN = ("url", "id", "model")
-_EXPECTED = "expected http://host:port"
+_EXPECTED = "expected http://host:port or https://host"
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,35 @@ def url_complaint(url: str) -> str | None:
         return f"has a url of {len(url)} characters, at most {TEXT_LENGTH_MAX}"
     if " " in url or not url.isprintable():
         return f"has a url with spaces or control characters, {_EXPECTED}"
-    if parts.scheme != "http":
+    if parts.scheme not in ("http", "https"):
         return f"has a url with scheme {parts.scheme[:16]!r}, {_EXPECTED}"
-    if not host or not port:
+    if not host or not (port or (port is None and parts.scheme == "https")):
         return f"has a url without a host or a port, {_EXPECTED}"
     if parts.username is not None or parts.password is not None:
         return f"has a url with a user or a password, {_EXPECTED}"
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         return f"has a url with more than host and port, {_EXPECTED}"
     return None
+
+
+def is_host_allowed(url: str, allowed: Iterable[str]) -> bool:
+    """Say whether the host of ``url`` is covered by a name, a pattern with ``*`` or a network.
+
+    Networks cover addresses only, as names are looked up later and may lead anywhere by then.
+    """
+    host = urlsplit(url).hostname or ""
+    return any(_covers(pattern.lower(), host) for pattern in allowed)
+
+
+def _covers(pattern: str, host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return fnmatchcase(host, pattern)
+    try:
+        return address in ip_network(pattern, strict=False)
+    except ValueError:
+        return pattern == "*"
 
 
 def _check_text(what: str, value: Any) -> None:

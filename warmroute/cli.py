@@ -22,6 +22,7 @@ from warmroute import __version__
 from warmroute.agent import add_agent_parser
 from warmroute.demo.fleet import DemoConfig
 from warmroute.demo.run import run_demo
+from warmroute.explain.command import add_explain_parser
 from warmroute.flags import add_flags, given_flags
 from warmroute.load import add_load_parser
 from warmroute.pages import (
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add_plan_parser(commands)
     commands.choices["plan"].set_defaults(run=run_plan)
     add_simulate_parser(commands)
+    add_explain_parser(commands)
     add_replay_scheduler_parser(commands)
     _add_page(commands, "policies", "the routing policies", policies_text, policies_markdown)
     _add_config(commands.add_parser("config", help="the effective settings and their origin"))
@@ -106,7 +108,9 @@ def _run_demo(args: argparse.Namespace) -> int:
 def _add_router(parser: argparse.ArgumentParser) -> None:
     parser.description = "Runs one gateway until SIGTERM or SIGINT, which finish what runs."
     _add_router_settings(parser)
-    parser.set_defaults(run=lambda args: run_gateway(_router_config(args)))
+    parser.set_defaults(
+        run=lambda args: run_gateway(_router_config(args), lambda: _router_config(args))
+    )
 
 
 def _add_router_settings(parser: argparse.ArgumentParser) -> None:

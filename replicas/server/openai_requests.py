@@ -176,6 +176,9 @@ def _render(request: ChatRequest | CompletionRequest) -> tuple[list[bytes], list
             if not message.role:
                 param = f"messages[{index}].role"
                 raise RefusedError(Failure.INVALID_REQUEST, f"{param!r} is missing", param)
+        if request.continue_final_message and request.add_generation_prompt:
+            both = "'continue_final_message' and 'add_generation_prompt' exclude each other"
+            raise RefusedError(Failure.INVALID_REQUEST, both, "continue_final_message")
         return [render_chat(request)], [""]
     try:
         rendered = render_completion(request)

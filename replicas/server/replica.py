@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from contract.blocks import HASH_SCHEME, TOKEN_BYTES
 from contract.load_report import LoadReport
-from replicas.core.reporting import with_figures
+from replicas.core.reporting import step_share, with_figures
 from replicas.core.step_time import StepTime
 from replicas.server.app import Api
 from replicas.server.config import ReplicaConfig
@@ -80,6 +80,7 @@ class ReportMaker:
         self._api = api
         of_one = prefill_tokens_per_s(config, step_time)
         self._prefill_tokens_per_s = of_one * config.data_parallel_size
+        self._step_share = step_share(step_time, config.max_num_batched_tokens)
 
     def make(self, replica_id: str, incarnation: str, url: str, sequence: int) -> LoadReport:
         """Return the report of this moment."""
@@ -98,6 +99,8 @@ class ReportMaker:
             block_bytes=config.block_size * TOKEN_BYTES,
             prefill_tokens_per_s=self._prefill_tokens_per_s,
             draining=self._api.gate.draining,
+            step_tokens=config.max_num_batched_tokens,
+            step_share=self._step_share,
         )
         return with_figures(report, self._ranks.stats())
 

@@ -61,8 +61,14 @@ class TokenRoutes:
 
 def _rendered(asked: TokenizeRequest) -> bytes:
     if asked.messages is not None:
-        fields = ChatFields(messages=asked.messages, tools=asked.tools)
-        return render_chat(fields, ends_in_header=asked.add_generation_prompt is not False)
+        return render_chat(
+            ChatFields(
+                messages=asked.messages,
+                tools=asked.tools,
+                add_generation_prompt=asked.add_generation_prompt,
+                continue_final_message=asked.continue_final_message,
+            )
+        )
     if asked.prompt is None:
         message = "the body has neither 'prompt' nor 'messages'; give one of them"
         raise RefusedError(Failure.INVALID_REQUEST, message, "prompt")

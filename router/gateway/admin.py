@@ -1,27 +1,29 @@
 """The admin port: metrics, what the gateway believes of each replica, and changes to the fleet.
 
-Whoever reaches this port can send all traffic elsewhere, so it listens on loopback by default and
-refuses changes that a web page of another origin asks a browser to make.
+Whoever may use this port can send all traffic elsewhere, so it listens on loopback by default, can
+ask for keys of its own, adds replicas at allowed hosts only, and refuses changes that a web page of
+another origin asks a browser to make.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from contract.failures import Failure, error_body
 from contract.options import SettingError
-from router.config import RouterConfig
 from router.core.belief import Freshness
 from router.core.fleet import FleetState, ReplicaStatus
-from router.core.policy import CostPolicy, Policy
 from router.core.request import BadRequestError, route_request
-from router.core.view import ReplicaView, RouteRequest
+from router.gateway.api_keys import bearer_token
+from router.gateway.dashboard import PAGE, SECURITY_POLICY
 from router.metrics import RouterMetrics
-from router.replica_entry import read_entry
+from router.reload import LiveSettings
+from router.replica_entry import is_host_allowed, read_entry
 from router.store.sync import FleetSync
 
 SMALL_BODY_BYTES_MAX = 64 * 1024
@@ -35,7 +37,7 @@ _REPORTS = (Freshness.FRESH, Freshness.STALE)
 class AdminParts:
     """What the admin app shows and changes."""
 
-    config: RouterConfig
+    settings: LiveSettings
     fleet: FleetState
     sync: FleetSync
     metrics: RouterMetrics
@@ -55,15 +57,17 @@ def admin_app(parts: AdminParts) -> web.Application:
     """Return the application; ``GET /`` lists its routes."""
     handlers = _Handlers(parts)
     app = web.Application(
-        middlewares=[_errors_as_json, _own_origin_only],
-        client_max_size=parts.config.gateway.max_body_bytes,
+        middlewares=[_errors_as_json, _keys_only(parts.settings), _own_origin_only],
+        client_max_size=parts.settings.now.config.gateway.max_body_bytes,
     )
     app.add_routes(
         [
             web.get("/", handlers.index),
             web.get("/health", handlers.health),
             web.get("/metrics", handlers.metrics),
+            web.get("/dashboard", handlers.dashboard),
             web.get("/admin/config", handlers.config),
+            web.post("/admin/reload", handlers.reload),
             web.get("/admin/replicas", handlers.replicas),
             web.post("/admin/replicas", handlers.add),
             # An id may be a URL, so it may hold slashes.
@@ -80,7 +84,9 @@ _ROUTES = {
     "GET /": "this list",
     "GET /health": "200 while the process runs, with the store's state and the replicas' number",
     "GET /metrics": "all metrics as Prometheus reads them",
+    "GET /dashboard": "a page with every replica as it stands, made anew each second",
     "GET /admin/config": "every setting in force, and where it came from",
+    "POST /admin/reload": "take in changed settings, all of them or none; as SIGHUP does",
     "GET /admin/replicas": "every replica and what is believed of it",
     "POST /admin/replicas": 'add one that does not report: {"url": ..., "id": ..., "model": ...}',
     "POST /admin/replicas/{id}/drain": "give it nothing new",
@@ -115,9 +121,23 @@ class _Handlers:
         text = await self._parts.metrics.render_in_turns()
         return web.Response(body=text, headers={"Content-Type": METRICS_TYPE})
 
+    async def dashboard(self, _: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": SECURITY_POLICY, "X-Content-Type-Options": "nosniff"}
+        return web.Response(text=PAGE, content_type="text/html", headers=headers)
+
     async def config(self, _: web.Request) -> web.Response:
-        rows = self._parts.config.effective()
-        return _json({"settings": [asdict(row) for row in rows]})
+        settings = self._parts.settings
+        rows = [asdict(row) for row in settings.now.config.effective()]
+        return _json({"generation": settings.generation, "settings": rows})
+
+    async def reload(self, _: web.Request) -> web.Response:
+        settings = self._parts.settings
+        try:
+            changed = await settings.reload()
+        except SettingError as error:
+            message = f"settings stay as they were: {error}"
+            raise AdminError(400, message, Failure.INVALID_REQUEST) from error
+        return _json({"generation": settings.generation, "changed": changed})
 
     async def replicas(self, _: web.Request) -> web.Response:
         statuses = [_status(status) for status in self._fleet.views()]
@@ -134,7 +154,13 @@ class _Handlers:
         if known is not None and known.freshness in _REPORTS:
             message = f"replica {replica_id!r} is known by its own reports; it cannot be replaced"
             raise AdminError(409, message, Failure.INVALID_REQUEST)
-        if known is None and len(statuses) >= self._parts.config.store.replicas_max:
+        config = self._parts.settings.now.config
+        hosts = config.admin.replica_hosts_allowed
+        hosts += tuple(urlsplit(status.view.url).hostname or "" for status in statuses)
+        if not is_host_allowed(entry.url, hosts):
+            message = "no replica may be added at this host; replica_hosts_allowed lists those"
+            raise AdminError(403, message, Failure.NOT_ALLOWED)
+        if known is None and len(statuses) >= config.store.replicas_max:
             message = f"{len(statuses)} replicas are known, and replicas_max is not more"
             raise AdminError(409, message, Failure.INVALID_REQUEST)
         view = self._fleet.add_static(
@@ -160,36 +186,17 @@ class _Handlers:
         return self._set_draining(request, False)
 
     async def explain(self, request: web.Request) -> web.Response:
-        config = self._parts.config
+        config = self._parts.settings.now.config
         path = request.query.get("path", "/v1/chat/completions")
         request_id = request.headers.get("x-request-id", "explain")
         session_key = request.headers.get(config.gateway.session_header)
+        tenant = request.headers.get(config.gateway.tenant_header, "")
         body = await request.read()
         try:
-            route = route_request(path, body, request_id, config.routing, session_key)
+            route = route_request(path, body, request_id, config.routing, session_key, tenant)
         except BadRequestError as error:
             raise AdminError(error.failure.kind.status, error.message, error.failure) from error
-        return _json(self._explanation(route))
-
-    def _explanation(self, route: RouteRequest) -> dict[str, Any]:
-        explanation = self._fleet.explain(route)
-        chosen = explanation.replica
-        policy = self._fleet.policy
-        ineligible = explanation.ineligible.items()
-        return {
-            "request_id": route.request_id,
-            "policy": policy.name,
-            "cost_unit": policy.unit if isinstance(policy, CostPolicy) else None,
-            "model": route.model,
-            "prompt_tokens": route.prompt_tokens,
-            "reason": explanation.reason.value,
-            "chosen": None if chosen is None else chosen.replica_id,
-            "candidates": [
-                _candidate(policy, route, view)
-                for view in sorted(explanation.eligible, key=lambda view: view.replica_id)
-            ],
-            "ineligible": {replica_id: why.value for replica_id, why in sorted(ineligible)},
-        }
+        return _json(self._fleet.explain(route))
 
     def _set_draining(self, request: web.Request, draining: bool) -> web.Response:
         replica_id = self._named(request).view.replica_id
@@ -232,22 +239,12 @@ def _status(status: ReplicaStatus) -> dict[str, Any]:
         "foreign_ahead_tokens": view.foreign_ahead_tokens,
         "kv_usage": view.kv_usage,
         "prefill_tokens_per_s": view.prefill_tokens_per_s,
+        "prefill_slowdown": view.prefill_slowdown,
+        "decode_slowdown": view.decode_slowdown,
+        "token_us": view.token_us,
         "believed_blocks": status.believed_blocks,
         "report_age_s": None if status.report_age_us is None else status.report_age_us / 1e6,
         "report": None if report is None else msgspec.to_builtins(report),
-    }
-
-
-def _candidate(policy: Policy, route: RouteRequest, view: ReplicaView) -> dict[str, Any]:
-    return {
-        "replica_id": view.replica_id,
-        "matched_tokens": route.matched_tokens.get(view.slot, 0),
-        "uncached_tokens": route.uncached_tokens(view),
-        "ahead_tokens": view.ahead_tokens,
-        "requests": view.requests,
-        "kv_usage": view.kv_usage,
-        "prefill_tokens_per_s": view.prefill_tokens_per_s,
-        "cost": policy.cost(route, view) if isinstance(policy, CostPolicy) else None,
     }
 
 
@@ -269,7 +266,26 @@ async def _json_body(request: web.Request) -> Any:
         raise AdminError(400, message, Failure.INVALID_JSON) from error
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_OPEN = ("/health", "/dashboard")  # the page itself shows nothing: it asks for a key
+
+
+def _keys_only(settings: LiveSettings) -> Middleware:
+    """Refuse whoever has no key, where there are keys. Probes of the process's health need none."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        keys = settings.now.admin_keys
+        if keys is not None and request.path not in _OPEN:
+            offered = (
+                bearer_token(request.headers.get("Authorization", "").encode()),
+                request.headers.get("x-api-key", "").encode(),
+            )
+            if not keys.allow(key for key in offered if key):
+                message = "this port needs a key: 'Authorization: Bearer KEY'"
+                raise AdminError(401, message, Failure.INVALID_API_KEY)
+        return await handler(request)
+
+    return check
 
 
 @web.middleware

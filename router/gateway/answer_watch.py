@@ -11,15 +11,33 @@ import re
 import msgspec
 
 from contract.openai_api import Usage, decode_usage
+from router.core.request import CHAT_PATH, COMPLETION_PATH
 from router.gateway.http_head import Media
 
 USAGES_LOOKED_AT_MAX = 8  # null ones, from the end; engines put one on every chunk
 
 _USAGE = re.compile(rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
 _ERROR = b'"error"'
-_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"')
+_FINISH_REASON = re.compile(rb'"finish_reason"\s*:\s*"')
+FINISHES = {
+    CHAT_PATH: _FINISH_REASON,
+    COMPLETION_PATH: _FINISH_REASON,
+    "/v1/responses": re.compile(
+        rb'(?:(?:\A|[\r\n])event: ?|"type"\s*:\s*")'
+        rb"(?:response\.(?:completed|incomplete|failed|cancelled)|error)\b"
+    ),
+    "/v1/messages": re.compile(
+        rb'(?:(?:\A|[\r\n])event: ?|"type"\s*:\s*")(?:message_stop|error)\b'
+    ),
+}
+"""By path, what a stream has near its end if it is whole. Quotes within a text are escaped, so no
+text can look like it. Streams of other paths have no mark that is known here, and are not judged.
+"""
+
 _JSON_ERROR = re.compile(rb'\s*\{\s*"error"\s*:\s*\{')
-_STREAM_ERROR = re.compile(rb'(?:\A|[\r\n])data:\s*\{\s*"error"\s*:\s*\{')
+_STREAM_ERROR = re.compile(
+    rb'(?:\A|[\r\n])data:\s*\{\s*(?:"type"\s*:\s*"error"\s*,\s*)?"error"\s*:\s*\{'
+)
 _ERROR_CODE = re.compile(rb'"code"\s*:\s*"?(4\d\d)\b')
 _DONE_FIELD = b"\ndata: "
 _BEFORE_DONE = re.compile(rb"(?:\A|[\r\n])data: ?\Z")
@@ -27,6 +45,7 @@ _BEGINNING_BYTES = 64
 _COUNT_MAX = 2**53  # beyond it a JSON number is not exact
 _NO_EVENT = re.compile(rb"(?::[^\r\n]*+[\r\n]++|[\r\n]++)*+")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_EVENT_START = re.compile(rb"[\r\n](?:event|data):")
 
 
 class AnswerWatch:
@@ -89,13 +108,19 @@ class AnswerWatch:
         """Whether another event could be appended to the stream as it is."""
         return not self._bytes or self.tail().endswith(_EVENT_ENDS)
 
-    def is_whole_stream(self) -> bool:
-        """Say whether an OpenAI stream that has ended says so itself: by [DONE] or a finish."""
+    def is_whole_stream(self, finish: re.Pattern[bytes]) -> bool:
+        """Say whether a stream that has ended says so itself: by [DONE], ``finish`` or an error.
+
+        An event that fills all that is kept may have said so at its beginning.
+        """
         tail = self.tail()
         done = tail.rfind(b"[DONE]")
         if done >= 0 and _BEFORE_DONE.search(tail, max(0, done - len(_DONE_FIELD)), done):
             return True
-        return _FINISHED.search(tail) is not None
+        if finish.search(tail) is not None or self.error_status() is not None:
+            return True
+        is_one_event = bool(self._beginning) and not _EVENT_START.search(tail)
+        return is_one_event and finish is not _FINISH_REASON and self.is_between_events
 
     def error_status(self) -> int | None:
         """Return the status that an error in a body of status 200 amounts to, None if none."""

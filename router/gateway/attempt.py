@@ -1,29 +1,37 @@
 """One dispatch of a request to one replica: the lease, the connection, the answer as it comes."""
 
 import asyncio
+import re
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Protocol
 
-from contract.failures import RETRYABLE_STATUSES, Failure
+from contract.failures import Failure
 from router.core.decision import Decision
 from router.core.exchange import Event, State
 from router.core.health import AttemptOutcome
 from router.core.record import ExchangeRecord
-from router.gateway.answer_watch import AnswerWatch
+from router.gateway.answer_limits import AnswerLimits
+from router.gateway.answer_watch import FINISHES, AnswerWatch
 from router.gateway.context import Context
+from router.gateway.explain import explanation_line
 from router.gateway.http_head import AnswerHead, Framing, Media
+from router.gateway.limits import NEVER_US
 from router.gateway.relay import Relay
 from router.gateway.replica_connection import ReplicaConnection
 from router.gateway.replica_pool import ReplicaAddress, ReplicaPool, ReplicaUrlError
-from router.gateway.verdict import Verdict, judge_answer, replica_line
-
-NEVER_US = 2**62
+from router.gateway.splice import Splice
+from router.gateway.verdict import ENGINE_PATHS, Verdict, judge_answer, replica_line
 
 
 class Owner(Protocol):
     """The exchange, as its attempts see it."""
 
     state: State
+
+    @property
+    def path(self) -> str:
+        """The request's path, of a closed list."""
 
     def on(self, event: Event) -> None:
         """Something has happened."""
@@ -45,6 +53,8 @@ class Attempt:
     _connection: ReplicaConnection | None = None
     _watch: AnswerWatch | None = None
     _is_stream = False
+    _finish: re.Pattern[bytes] | None = None  # what it ends with if it is whole, where that's known
+    _last_chunk = b""  # that ends its body, and is yet to be passed on
     _pieces: tuple[tuple[bytes, bytes], ...] = ()  # of a refusal that is kept: raw, payload
     _pieces_bytes = 0
     deadline_us = NEVER_US  # the next limit on this replica's silence
@@ -54,16 +64,25 @@ class Attempt:
     _length: int | None = None
     _framing = Framing.NONE
     relay: Relay | None = None
+    _splice: Splice | None = None  # of a stream that can be continued elsewhere
     _write_raw: Callable[[bytes], None] | None = None  # past the head, where nothing is reframed
     verdict: Verdict | None = None
     answer_bytes = 0
     chunks = 0
 
-    def __init__(self, context: Context, owner: Owner, decision: Decision, now_us: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        owner: Owner,
+        decision: Decision,
+        limits: AnswerLimits,
+        now_us: int,
+    ) -> None:
         assert decision.lease is not None
         assert decision.replica is not None
         self._context = context
         self._owner = owner
+        self._limits = limits
         self._lease = decision.lease
         self._renewed_us = now_us
         self.decision = decision
@@ -83,7 +102,7 @@ class Attempt:
         self.address = pool.address
         connection = pool.take()
         if connection is None:
-            self._connecting = pool.open(self)
+            self._connecting = pool.open(self, self._limits.connect_timeout)
         else:
             self._connection = connection
             self._owner.on(Event.CONNECTED)
@@ -92,7 +111,7 @@ class Attempt:
         """Open a new connection in place of one that turned out to be closed."""
         assert self._pool is not None
         self._connection = None
-        self._connecting = self._pool.open(self)
+        self._connecting = self._pool.open(self, self._limits.connect_timeout)
 
     def send(self, head: bytes, body: bytes, *, bodiless: bool, silence_max_us: int) -> None:
         """Write the request. ``bodiless``: it is a HEAD; the limit is on the wait for an answer."""
@@ -136,14 +155,28 @@ class Attempt:
             assert verdict is not None
             outcome = verdict.attempt
         self.deadline_us = NEVER_US
+        self._lease.num_chunks = self.chunks
         self._lease.end(outcome, self._context.clock_us(), usage)
         self._context.on_lease_end()
 
-    def judge(self, path: str) -> Verdict:
+    def judge(self) -> Verdict:
         """Judge the answer, which is whole."""
         assert self.answer is not None
-        self.verdict = judge_answer(self.answer.status, self.answer.media, self._watch, path)
-        return self.verdict
+        status = self.answer.status
+        verdict = self.verdict = judge_answer(status, self._watch)
+        if status == HTTPStatus.NOT_FOUND and self._owner.path in ENGINE_PATHS and self.lacks_model:
+            verdict.attempt = AttemptOutcome.NOT_FOUND
+        return verdict
+
+    @property
+    def lacks_model(self) -> bool:
+        """Whether its answer says that there is no such model; a path may be missing as well."""
+        if self.answer is None or self.answer.status != HTTPStatus.NOT_FOUND:
+            return False
+        body = b"".join(payload for _, payload in self._pieces)
+        if not body and self._watch is not None:
+            body = self._watch.tail()
+        return b"model" in body.lower()
 
     def fill(self, record: ExchangeRecord) -> None:
         """Write down what this attempt, the last one, has to say."""
@@ -190,7 +223,10 @@ class Attempt:
         self._length = length
         self._framing = framing
         self.last_us = self._context.clock_us()
-        if head.status in RETRYABLE_STATUSES and self._owner.can_retry(head.status):
+        if self._owner.state is State.RESENT:
+            self._on_head_of_rest(head)
+            return
+        if head.status >= HTTPStatus.BAD_REQUEST and self._owner.can_retry(head.status):
             self._wait_for_bytes(self.last_us)
             self._owner.on(Event.REFUSAL_BEGAN)
             return
@@ -198,13 +234,29 @@ class Attempt:
             self._watch = AnswerWatch(head.media, self._context.config.answer_tail_bytes)
         if head.media is Media.STREAM and framing is not Framing.NONE:
             # Its first bytes may be far off; if it breaks before, another replica can serve.
-            self._is_stream = True
+            self._begin_stream(head)
             self._owner.on(Event.STREAM_OPENED)
         else:
             self._wait_for_bytes(self.last_us)
             self._owner.on(Event.ANSWER_BEGAN)
             if not is_followed and self.relay is not None:
                 self.relay.flush()
+
+    def _on_head_of_rest(self, head: AnswerHead) -> None:
+        if head.status == HTTPStatus.OK and head.media is Media.STREAM:
+            self._watch = AnswerWatch(head.media, self._context.config.answer_tail_bytes)
+            self._begin_stream(head)
+            self._owner.on(Event.STREAM_OPENED)
+        else:
+            detail = f"it answered {head.status} when asked for the rest of a stream"
+            self._owner.on_failure(Event.NOT_CONTINUED, Failure.UPSTREAM_LOST, detail)
+
+    def _begin_stream(self, head: AnswerHead) -> None:
+        self._is_stream = True
+        if head.status < HTTPStatus.BAD_REQUEST and not head.is_encoded:
+            self._finish = FINISHES.get(self._owner.path)
+        if self._finish is not None and self._framing is Framing.LENGTH:
+            self._framing = Framing.CLOSE  # in chunks, its end can be held back until it is judged
 
     def on_body(self, raw: bytes, payload: bytes) -> None:
         """Pass on the next piece; this runs once per chunk of every stream."""
@@ -220,12 +272,15 @@ class Attempt:
         self.answer_bytes += len(payload)
         self.last_us = now_us
         if state is not State.PAUSED:
-            self.deadline_us = now_us + self._context.limits.between_bytes_us
+            self.deadline_us = now_us + self._limits.between_bytes_timeout
         if state is State.HEAD:
             self._owner.on(Event.BODY_BYTES)
         # After the stamps, because to write may pause this very stream.
+        splice = self._splice
         if self._write_raw is not None:
             self._write_raw(raw)
+        elif splice is not None:
+            splice.take(payload)
         else:
             assert self.relay is not None
             self.relay.pass_on(raw, payload)
@@ -237,9 +292,19 @@ class Attempt:
                 self._first_byte(now_us)
         elif self.first_byte_us is None:
             self._first_byte(now_us)
+        if splice is not None and splice.has_failed:
+            detail = "it sent an error within its stream"
+            self._owner.on_failure(Event.UPSTREAM_LOST, Failure.UPSTREAM_LOST, detail)
 
-    def on_body_end(self) -> None:
+    def on_body_end(self, last_chunk: bytes = b"") -> None:
         owner = self._owner
+        self._last_chunk = last_chunk
+        if self._finish is not None:
+            assert self._watch is not None
+            if not self._watch.is_whole_stream(self._finish):
+                detail = "its stream ended without a finish"
+                owner.on_failure(Event.UPSTREAM_LOST, Failure.UPSTREAM_LOST, detail)
+                return
         if owner.state is State.HEAD:
             owner.on(Event.BODY_BYTES)  # a stream without any: what there is of it is passed on
         owner.on(Event.BODY_END)
@@ -254,6 +319,7 @@ class Attempt:
         is_race = connection.was_reused and not connection.has_answered
         age_us = self._context.clock_us() - self.sent_us
         if is_race and age_us <= self._context.limits.reuse_race_us:
+            self._context.metrics.went_stale()
             self._owner.on(Event.WENT_STALE)
             return
         detail = f"the connection was lost before its answer was whole: {cause}"
@@ -261,25 +327,51 @@ class Attempt:
 
     # ---- towards the client
 
-    def begin_relay(self, relay: Relay, extra_lines: bytes) -> None:
-        """Pass on the head, and what has been kept of the body."""
+    def begin_relay(self, relay: Relay, extra_lines: bytes, splice: Splice | None = None) -> None:
+        """Pass on the head, and what has been kept of the body.
+
+        With a splice the body gets chunks of the gateway's own, of whole events.
+        """
         assert self.answer is not None
         self.relay = relay
+        self._splice = splice
         lines = b"%b%bx-warmroute-matched-tokens: %d\r\n" % (
             *(extra_lines, replica_line(self.replica_id), self.decision.matched_tokens),
         )
-        relay.begin(self.answer, self._length, self._framing, lines)
+        explanation = self.decision.explanation
+        if explanation is not None:
+            lines += explanation_line(explanation, self._context.config)
+        framing = self._framing if splice is None else Framing.CLOSE
+        relay.begin(self.answer, self._length, framing, lines)
         for raw, payload in self._pieces:
             relay.pass_on(raw, payload)
             self.answer_bytes += len(payload)
 
+    def continue_relay(self, splice: Splice) -> None:
+        """Pass on the rest of a stream whose beginning the client has."""
+        self.relay = splice.relay
+        self._splice = splice
+        splice.begin_rest()
+
     def finish_relay(self) -> None:
         """Write what ends the client's message."""
         assert self.relay is not None
-        self.relay.finish()
+        if self._splice is not None:
+            self._splice.end()
+        self.relay.finish(self._last_chunk)
 
-    def can_add_event(self) -> bool:
-        """Say whether an event of the gateway's own could follow what has been passed on."""
+    def break_off(self, error: bytes) -> bool:
+        """Add the event ``error`` where one can follow what has been passed on.
+
+        Returns whether the client can tell from a closed connection that the body is not whole.
+        """
+        assert self.relay is not None
+        assert self._connection is not None
+        if self._can_add_event():
+            self.relay.add_chunk(error)
+        return self.relay.end_is_visible and not self._connection.may_be_ending
+
+    def _can_add_event(self) -> bool:
         if not self._is_stream or self.relay is None or self._watch is None:
             return False
         return self.can_add_chunk() and self._watch.is_between_events
@@ -304,4 +396,4 @@ class Attempt:
 
     def _wait_for_bytes(self, now_us: int) -> None:
         self.last_us = now_us
-        self.deadline_us = now_us + self._context.limits.between_bytes_us
+        self.deadline_us = now_us + self._limits.between_bytes_timeout

@@ -11,6 +11,10 @@ from router.gateway.http_head import TRAILERS
 SIZE_LINE_BYTES_MAX = 1024
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15}+)(?:;[\t\x20-\x7e\x80-\xff]*+)?\r\n")
 _LINE_END = b"\r\n"
+_FRAMING_FIELD = re.compile(
+    rb"^(?:content-length|transfer-encoding|host):", re.IGNORECASE | re.MULTILINE
+)
+"""Not allowed in trailers (RFC 9110, 6.5.1): another hop could take it for that of the head."""
 
 
 class BadChunkError(ValueError):
@@ -79,6 +83,8 @@ class ChunkedBody:
     def _read_trailers(self, data: bytes, at: int) -> int | None:
         match = TRAILERS.match(data, at)
         if match is not None:
+            if _FRAMING_FIELD.search(data, at, match.end()):
+                raise BadChunkError("a trailer says how a message is framed, or for which host")
             self.is_whole = True
             return match.end()
         rest = data[at:]

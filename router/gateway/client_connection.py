@@ -2,7 +2,10 @@
 
 A client that closes its connection sends the same FIN as one that has only finished sending. To
 tell them apart, bytes without a meaning are written (`Exchange.probe`): a closed socket answers
-them with a reset, at once.
+them with a reset, at once. Where no bytes are without a meaning (HTTP/1.0, within a chunk), a FIN
+soon after the request is taken for the end of sending, a later one for leaving; whoever has left
+all the same is noticed by the reset that the next bytes of the answer meet. TLS has no half-closed
+connections: there, an end is an end.
 """
 
 import asyncio
@@ -18,13 +21,15 @@ from router.gateway.context import Context
 from router.gateway.exchange import Exchange
 from router.gateway.http_head import RequestHead
 from router.gateway.local_answer import CONTINUE, error_answer, request_id_line
+from router.gateway.long_request import LongRequest
 from router.gateway.request_reader import Phase, Request, RequestReader
 from router.gateway.routes import UNMATCHED, Match, Route, Routes
-from router.gateway.verdict import Refusal
+from router.gateway.verdict import Refusal, refusal_of_head
 
 NEVER_US = 2**62
-PROBE_REPLY_S = 0.03
-"""A client on this machine or network has answered a probe by then; others by the next sweep."""
+PROBE_REPLIES_S = (0.03, 0.09)
+"""A client on this network has answered a probe by the first, one of the same continent by the
+second, others by the next sweep."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # of SO_LINGER: on, and for no time
 
@@ -50,7 +55,7 @@ class Site(Protocol):
 class ClientConnection(asyncio.Protocol):
     """Serves one connection until it closes."""
 
-    _exchange: Exchange | None = None
+    _exchange: Exchange | LongRequest | None = None
     _request_closes = False
     _phase = Phase.BETWEEN
     _deadline_us = NEVER_US
@@ -62,8 +67,9 @@ class ClientConnection(asyncio.Protocol):
     _reading_is_paused = False
     is_paused = False
 
-    def __init__(self, site: Site, sock: socket.socket) -> None:
+    def __init__(self, site: Site, sock: socket.socket, *, is_tls: bool = False) -> None:
         self._site = site
+        self._is_tls = is_tls
         self._context = site.context
         self._socket = sock
         self._transport: asyncio.Transport | None = None
@@ -76,6 +82,11 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         unsent = transport is not None and transport.get_write_buffer_size() > 0
         return self._exchange is not None or unsent
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait for a client which is slow; 0 if it is not."""
+        return self._unsent_bytes if self.is_paused else 0
 
     # ---- what its exchange calls
 
@@ -93,8 +104,9 @@ class ClientConnection(asyncio.Protocol):
     def cut(self, *, reset: bool) -> None:
         """Close after what has been written; with a reset, if nothing else shows the break."""
         if reset:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-            if self.is_paused and self._transport is not None:
+            self._reset_on_close()
+            # TLS would end in order, with a close_notify, and what was sent would seem whole.
+            if (self.is_paused or self._is_tls) and self._transport is not None:
                 self._transport.abort()
         self.close()
 
@@ -113,6 +125,16 @@ class ClientConnection(asyncio.Protocol):
 
     # ---- what the data plane calls
 
+    def reconfigure(self) -> None:
+        """Hold to the settings as they are now, from the next request on."""
+        self._reader.reconfigure(self._context.config)
+
+    def cut_off(self) -> None:
+        """End it at once: it takes too little of its answer."""
+        if self._exchange is not None:
+            self._exchange.on(Event.CLIENT_WRITE_TIMEOUT)
+        self.abort()
+
     def close(self) -> None:
         """Close after what has been written."""
         transport = self._transport
@@ -121,9 +143,12 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()
+        """Close at once; with a reset if bytes are lost by it, for nothing else may show that."""
+        transport = self._transport
+        if transport is not None:
+            if transport.get_write_buffer_size():
+                self._reset_on_close()
+            transport.abort()
 
     def on_sweep(self, now_us: int) -> None:
         """Time has passed."""
@@ -156,14 +181,17 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         self._is_half_closed = True
         exchange = self._exchange
-        if exchange is None:
+        if exchange is None or self._is_tls:
             return False
         probe = exchange.probe()
-        if probe is None:
+        if probe is not None:
+            self.write(probe)
+        elif self._context.clock_us() - exchange.received_us > self._context.limits.half_closed_us:
+            self.cut(reset=True)  # it may still read, and must not take a part for the whole
             self.abort()
             return False
-        self.write(probe)
-        asyncio.get_running_loop().call_later(PROBE_REPLY_S, self._look_for_reset)
+        for wait_s in PROBE_REPLIES_S:
+            asyncio.get_running_loop().call_later(wait_s, self._look_for_reset)
         return True
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -216,10 +244,10 @@ class ClientConnection(asyncio.Protocol):
         if self._is_half_closed:
             self.close()
             return
-        if reader.wants_continue:
-            self._answer_expectation()
-        phase, before = reader.phase, self._phase
-        self._phase = phase
+        before = self._phase
+        if reader.phase is Phase.BODY and before is not Phase.BODY:
+            self._begin_body()
+        phase = self._phase = reader.phase
         if phase is Phase.BETWEEN:
             self._deadline_us = context.swept_us + context.limits.idle_us
         elif phase is Phase.BODY:
@@ -233,10 +261,14 @@ class ClientConnection(asyncio.Protocol):
         self._deadline_us = NEVER_US
         self._phase = Phase.BETWEEN
         match = self._site.routes.match(head.method, head.path)
-        refused = self._refusal(match)
+        refused = self._refusal(head, match)
         if refused is None and match.route is Route.REPLICA:
-            exchange = self._exchange = Exchange(context, self, head, request.body, match.label)
-            exchange.start()
+            if context.bodies.is_needed(head, request.body, context.config):
+                parts = (context, self, head, request.body, match.label)
+                self._exchange = LongRequest(*parts, self._set_exchange)
+            else:
+                self._exchange = Exchange(context, self, head, request.body, match.label)
+            self._exchange.start()
             return
         context.buffered_bytes -= len(request.body)
         if refused is not None:
@@ -247,32 +279,46 @@ class ClientConnection(asyncio.Protocol):
         if self.closes:
             self.close()
 
-    def _refusal(self, match: Match) -> Refusal | None:
+    def _set_exchange(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def _refusal(self, head: RequestHead, match: Match) -> Refusal | None:
+        if head.objection is not None and not match.is_open:
+            return refusal_of_head(head.objection)
         if match.refusal is not None:
             return match.refusal
         if self._context.is_draining and match.route is Route.REPLICA:
             return Refusal(Failure.DRAINING, "the gateway is stopping; try another or again later")
         return None
 
-    def _answer_expectation(self) -> None:
-        """Ask for the body, or say now why it is not wanted."""
+    def _begin_body(self) -> None:
+        """Ask for a body where that is waited for; say now, before it comes, if it is not wanted.
+
+        What is wrong with the path only is said after the body, so that the connection goes on.
+        """
         reader = self._reader
-        reader.wants_continue = False
+        is_asked, reader.wants_continue = reader.wants_continue, False
         head = reader.head
         assert head is not None
-        refused = self._refusal(self._site.routes.match(head.method, head.path))
-        if refused is None:
-            self.write(CONTINUE)
-        else:
+        if not is_asked and head.objection is None:
+            return
+        refused = self._refusal(head, self._site.routes.match(head.method, head.path))
+        if refused is not None:
             self._refuse(refused)
+        elif is_asked:
+            self.write(CONTINUE)
 
     def _refuse(self, refused: Refusal) -> None:
         """Answer what cannot be read on, and throw away what still comes of it."""
         self._request_closes = True
-        self._answer_refused(refused, UNMATCHED, None)
+        head = self._reader.head
+        label = self._site.routes.match(head.method, head.path).label if head else UNMATCHED
+        self._answer_refused(refused, label, head)
+        self._reader.give_up()
+        self._context.buffered_bytes -= self._reader.let_go_of_body()
         self._is_lingering = True
         self._deadline_us = self._after(self._context.limits.linger_us)
-        if self._transport is not None and not self._transport.is_closing():
+        if self._is_writable() and self._transport is not None and not self._is_tls:
             self._transport.write_eof()
 
     def _answer_refused(self, refused: Refusal, label: str, head: RequestHead | None) -> None:
@@ -280,12 +326,15 @@ class ClientConnection(asyncio.Protocol):
         request_id = (head and head.request_id) or context.new_request_id()
         failure = refused.failure
         now_us = context.clock_us()
-        extra_lines = request_id_line(request_id)
+        extra_lines = request_id_line(request_id) + (head.answer_lines if head else b"")
         if failure is Failure.METHOD_NOT_ALLOWED and head is not None:
             methods = self._site.routes.match(head.method, head.path).methods
             extra_lines += b"Allow: %b\r\n" % methods.encode()
         is_head = head is not None and head.method == "HEAD"
-        self.write(error_answer(refused, extra_lines, close=self.closes, bodiless=is_head))
+        path = head.path if head is not None else ""
+        self.write(
+            error_answer(refused, extra_lines, close=self.closes, bodiless=is_head, path=path)
+        )
         record = ExchangeRecord(
             request_id, label, Outcome.REFUSED, failure.kind.status, now_us, now_us
         )
@@ -315,9 +364,7 @@ class ClientConnection(asyncio.Protocol):
         if unsent_bytes < self._unsent_bytes:
             self._write_deadline_us = now_us + self._context.limits.write_us
         elif now_us >= self._write_deadline_us:
-            if self._exchange is not None:
-                self._exchange.on(Event.CLIENT_WRITE_TIMEOUT)
-            self.abort()
+            self.cut_off()
         self._unsent_bytes = unsent_bytes
 
     def _look_for_reset(self) -> None:
@@ -326,6 +373,9 @@ class ClientConnection(asyncio.Protocol):
             socket.SOL_SOCKET, socket.SO_ERROR
         ):
             self.abort()
+
+    def _reset_on_close(self) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
     def _pause_reading(self) -> None:
         if self._transport is not None and not self._reading_is_paused:

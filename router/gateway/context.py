@@ -4,14 +4,19 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from router.core.admission import AdmissionQueue, Ticket
-from router.core.config import RoutingConfig, micros
+from router.core.config import RoutingConfig
 from router.core.decision import Decision
 from router.core.fleet import ReplicaStatus
+from router.core.reason import NotResumed
 from router.core.record import ExchangeRecord
 from router.core.retry import RetryBudget
 from router.core.view import RouteRequest
+from router.gateway.api_keys import ApiKeys
+from router.gateway.body_reader import BodyReader
 from router.gateway.config import GatewayConfig
+from router.gateway.credentials import Credentials
 from router.gateway.http_head import RequestHeads
+from router.gateway.limits import Limits
 from router.gateway.replica_pool import ReplicaPools
 
 
@@ -23,6 +28,8 @@ class Fleet(Protocol):
     ) -> Decision: ...
 
     def models(self) -> list[str]: ...
+
+    def knows_model(self, model: str | None) -> bool: ...
 
     def views(self) -> Sequence[ReplicaStatus]: ...
 
@@ -37,6 +44,12 @@ class Metrics(Protocol):
     def chunk_gap_us(self, gap_us: int) -> None: ...
 
     def retry(self, reason: str) -> None: ...
+
+    def resume(self, reason: str) -> None: ...
+
+    def resume_refused(self, why: NotResumed) -> None: ...
+
+    def went_stale(self) -> None: ...
 
 
 class Running(Protocol):
@@ -77,21 +90,6 @@ class Client(Protocol):
 Log = Callable[[ExchangeRecord], None]
 
 
-class Limits:
-    """The limits on time of the settings, in microseconds."""
-
-    def __init__(self, config: GatewayConfig) -> None:
-        self.idle_us = micros(config.client_idle_timeout_s)
-        self.header_us = micros(config.client_header_timeout_s)
-        self.body_us = micros(config.client_body_timeout_s)
-        self.write_us = micros(config.client_write_timeout_s)
-        self.linger_us = micros(config.linger_s)
-        self.first_byte_us = micros(config.first_byte_timeout_s)
-        self.answer_us = micros(config.answer_timeout_s)
-        self.between_bytes_us = micros(config.between_bytes_timeout_s)
-        self.reuse_race_us = micros(config.reuse_race_s)
-
-
 class Context:
     """One per data plane; exchanges and connections reach everything through it."""
 
@@ -106,6 +104,7 @@ class Context:
         policy: str,
         id_prefix: str,
         log: Log | None,
+        keys: ApiKeys | None = None,
     ) -> None:
         self.config = config
         self.fleet = fleet
@@ -115,6 +114,7 @@ class Context:
         self.policy = policy
         self.log = log
         self.pools = ReplicaPools(config, clock_us)
+        self.bodies = BodyReader(routing)
         self.queue = AdmissionQueue(routing)
         self.queued: dict[Ticket, Running] = {}
         self.budget = RetryBudget(routing, clock_us())
@@ -123,12 +123,20 @@ class Context:
         self.swept_us = clock_us()  # the time as of the last sweep: enough for long limits
         self.buffered_bytes = 0  # bodies of requests, on their way in or held
         self.limits = Limits(config)
-        self.heads = RequestHeads(
-            forward_authorization=config.forward_authorization,
-            session_header=config.session_header,
-        )
+        self.heads = RequestHeads(config, keys)
         self._id_prefix = id_prefix
         self._num_ids = 0
+
+    def reconfigure(
+        self, config: GatewayConfig, credentials: Credentials, *, policy: str, log: Log | None
+    ) -> None:
+        """Hold to other settings from here on; what runs keeps the limits that it has met."""
+        self.config = config
+        self.limits = Limits(config)
+        self.policy = policy
+        self.log = log
+        self.heads.reconfigure(config, credentials.keys)
+        self.pools.reconfigure(config, credentials.replica_tls)
 
     def new_request_id(self) -> str:
         """Return an id that no other request of any gateway has."""

@@ -14,6 +14,7 @@ from router.gateway.acceptor import Acceptor, listen
 from router.gateway.client_connection import ClientConnection
 from router.gateway.config import GatewayConfig
 from router.gateway.context import Context, Fleet, Log, Metrics
+from router.gateway.credentials import Credentials, read_credentials
 from router.gateway.http_head import RequestHead
 from router.gateway.local_answer import (
     error_answer,
@@ -59,7 +60,11 @@ class DataPlane:
         *,
         policy: str = "",
         log: Log | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
+        """Put it together. Raises SettingError for a file that cannot be used."""
+        credentials = credentials or read_credentials(config)
+        self._tls = credentials.tls
         self.context = Context(
             config,
             fleet,
@@ -69,9 +74,12 @@ class DataPlane:
             policy=policy,
             id_prefix=f"wr-{secrets.token_hex(6)}",
             log=log,
+            keys=credentials.keys,
         )
+        self.context.pools.reconfigure(config, credentials.replica_tls)
         self.routes = Routes(config)
         self._clients: set[ClientConnection] = set()
+        self._arriving: set[ClientConnection] = set()  # accepted, and not yet begun
         self._opening: set[asyncio.Task[None]] = set()
         self._acceptor: Acceptor | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -84,6 +92,19 @@ class DataPlane:
         self._acceptor = Acceptor(listener, self._take)
         self._schedule_sweep()
         return self._acceptor.port
+
+    def reconfigure(
+        self, config: GatewayConfig, credentials: Credentials, *, policy: str, log: Log | None
+    ) -> None:
+        """Hold to other settings, from the next request of every connection on.
+
+        Connections stay as they are: new ones get the new certificate.
+        """
+        self._tls = credentials.tls
+        self.routes = Routes(config)
+        self.context.reconfigure(config, credentials, policy=policy, log=log)
+        for client in self._clients:
+            client.reconfigure()
 
     def drain(self) -> None:
         """Be no longer ready, refuse new requests with a 503, let the running ones finish."""
@@ -122,13 +143,14 @@ class DataPlane:
         """Return the answer to a request that no replica is asked for."""
         is_head = head.method == "HEAD"
         if route is Route.OPTIONS:
-            return options_answer(match.methods, close=closes)
+            return options_answer(match.methods, head.answer_lines, close=closes)
         if route is Route.MODELS:
-            return self._answer_models(head.path, closes=closes, is_head=is_head)
+            return self._answer_models(head, closes=closes)
+        lines = head.answer_lines
         if route is Route.READY and not self.is_ready():
-            return error_answer(self._unready(), close=closes, bodiless=is_head)
+            return error_answer(self._unready(), lines, close=closes, bodiless=is_head)
         status = "ready" if route is Route.READY else "ok"
-        return json_answer(200, status_body(status), close=closes, bodiless=is_head)
+        return json_answer(200, status_body(status), lines, close=closes, bodiless=is_head)
 
     def is_ready(self) -> bool:
         """Say whether a request for some model would find a replica now."""
@@ -141,20 +163,21 @@ class DataPlane:
             return Refusal(Failure.DRAINING, "the gateway is stopping")
         return Refusal(Failure.NO_REPLICA, "there is no replica that can take a request")
 
-    def _answer_models(self, path: str, *, closes: bool, is_head: bool) -> bytes:
+    def _answer_models(self, head: RequestHead, *, closes: bool) -> bytes:
         models = self.context.fleet.models()
-        name = unquote(path.removeprefix(MODELS_PATH).removeprefix("/"))
-        if not name:
-            return json_answer(200, models_body(models), close=closes, bodiless=is_head)
-        if name in models:
-            return json_answer(200, model_body(name), close=closes, bodiless=is_head)
-        refusal = refusal_of(Reason.MODEL_NOT_FOUND, name)
-        return error_answer(refusal, close=closes, bodiless=is_head)
+        name = unquote(head.path.removeprefix(MODELS_PATH).removeprefix("/"))
+        lines, is_head = head.answer_lines, head.method == "HEAD"
+        if name and name not in models:
+            refusal = refusal_of(Reason.MODEL_NOT_FOUND, name)
+            return error_answer(refusal, lines, close=closes, bodiless=is_head)
+        body = model_body(name) if name else models_body(models)
+        return json_answer(200, body, lines, close=closes, bodiless=is_head)
 
     # ---- clients
 
     def on_client(self, connection: ClientConnection) -> None:
         """One has begun."""
+        self._arriving.discard(connection)
         self._clients.add(connection)
 
     def on_client_gone(self, connection: ClientConnection) -> None:
@@ -164,25 +187,33 @@ class DataPlane:
             self._no_clients.set()
 
     def _take(self, sock: socket.socket) -> None:
-        if len(self._clients) + len(self._opening) >= self.context.config.connections_max:
+        if len(self._clients) + len(self._arriving) >= self.context.config.connections_max:
             self._turn_away(sock)
             return
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(self._open(sock))
+        connection = ClientConnection(self, sock, is_tls=self._tls is not None)
+        self._arriving.add(connection)
+        task = asyncio.get_running_loop().create_task(self._open(connection, sock))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, sock: socket.socket) -> None:
+    async def _open(self, connection: ClientConnection, sock: socket.socket) -> None:
+        tls = self._tls
+        limit_s = None if tls is None else self.context.config.client_header_timeout_s
         try:
             loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(lambda: ClientConnection(self, sock), sock)
+            await loop.connect_accepted_socket(
+                lambda: connection, sock, ssl=tls, ssl_handshake_timeout=limit_s
+            )
         except OSError:
-            sock.close()  # the client has gone already
+            sock.close()  # the client has gone already, or does not speak TLS
+        finally:
+            self._arriving.discard(connection)
 
     def _turn_away(self, sock: socket.socket) -> None:
         message = "the gateway serves as many connections as it may; try again later"
         try:
-            sock.send(error_answer(Refusal(Failure.OVERLOADED, message), close=True))
+            if self._tls is None:
+                sock.send(error_answer(Refusal(Failure.OVERLOADED, message), close=True))
         except OSError:
             pass  # that client has gone already
         sock.close()
@@ -201,12 +232,25 @@ class DataPlane:
             exchange.on_sweep(now_us)
         for client in list(self._clients):
             client.on_sweep(now_us)
+        self._bound_unsent()
         context.pools.sweep(now_us)
         for ticket in context.queue.expired(now_us):
             context.queued.pop(ticket).on_queue_timeout()
         context.pump()
         if context.is_draining and not any(client.is_busy for client in self._clients):
             self._at_rest.set()
+
+    def _bound_unsent(self) -> None:
+        """Cut the clients that are furthest behind while all together are too far."""
+        excess = -self.context.config.unsent_bytes_max
+        excess += sum(client.unsent_bytes for client in self._clients)
+        if excess <= 0:
+            return
+        for client in sorted(self._clients, key=lambda client: -client.unsent_bytes):
+            excess -= client.unsent_bytes
+            client.cut_off()
+            if excess <= 0:
+                return
 
     async def _rest(self) -> None:
         while any(client.is_busy for client in self._clients):
@@ -231,4 +275,5 @@ class DataPlane:
                 client.abort()
         if self._sweep is not None:
             self._sweep.cancel()
+        await self.context.bodies.close()
         await self.context.pools.close()

@@ -12,16 +12,18 @@ each verdict with llhttp's.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
+
+from contract.failures import Failure
+from router.gateway.api_keys import ApiKeys, bearer_token
+from router.gateway.config import GatewayConfig
+from router.gateway.cors import Cors
+from router.gateway.head_memo import LENGTH_DIGITS_MAX, HeadMemo
 
 HEAD_END = b"\r\n\r\n"
+EXPLAIN_HEADER = b"x-warmroute-explain"
 REQUEST_ID_CHARS_MAX = 128  # a longer one is forwarded, but not kept
-MEMO_SIZE_MAX = 1024
-MEMO_HEAD_BYTES_MAX = 2048
-LENGTH_DIGITS_MAX = 18  # of a Content-Length; more is beyond any limit, and slow to convert
 
 _FIELD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n"
 _REQUEST = re.compile(rb"([A-Z]{1,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n(?:" + _FIELD + rb")*+")
@@ -31,15 +33,18 @@ _ANSWER = re.compile(
 TRAILERS = re.compile(rb"(?:" + _FIELD + rb")*+\r\n")
 """What may stand between the last chunk's size line and the end."""
 
+LAST_CHUNK = re.compile(rb"(?<=\n)0++(?:;[^\r\n]*+)?+\r\n(?:" + _FIELD + rb")*+\r\n\Z")
+
 _HOP_BY_HOP = (
     rb"connection|keep-alive|te|trailer|upgrade|http2-settings|proxy-authenticate"
     rb"|proxy-authorization|proxy-connection"
     # Ours: a client that sends them means nothing by it, a gateway behind this one is not asked.
-    rb"|x-warmroute-replica|x-warmroute-matched-tokens"
+    rb"|x-warmroute-replica|x-warmroute-matched-tokens|x-warmroute-explain|x-warmroute-explanation"
 )
 _FRAMING = rb"|content-length|transfer-encoding"
-_ANSWER_SPECIAL = re.compile(rb"\r\n(" + _HOP_BY_HOP + _FRAMING + rb"|content-type|x-request-id):")
-_LENGTH_NAMES = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")  # as nearly all write it
+_ANSWER_SPECIAL = re.compile(
+    rb"\r\n(" + _HOP_BY_HOP + _FRAMING + rb"|content-type|content-encoding|x-request-id):"
+)
 _NOT_LISTED = frozenset({b"close", b"keep-alive", b"upgrade", b"te", b""})
 
 
@@ -83,6 +88,12 @@ class RequestHead:
     keep_alive: bool = True
     request_id: str | None = None
     session_key: str | None = None
+    tenant: str = ""
+    timeout: str | None = None  # in milliseconds, as the client wrote it
+    wants_explanation: bool = False
+    encoding: bytes = b""  # of the body's content; empty: none
+    objection: Failure | None = None  # why it is not served, whatever its path
+    answer_lines: bytes = b""  # that every answer to it carries
 
     @property
     def has_body(self) -> bool:
@@ -102,42 +113,21 @@ class AnswerHead:
     framing: Framing = Framing.CLOSE
     keep_alive: bool = True
     media: Media = Media.OTHER
+    is_encoded: bool = False  # compressed, so nothing in it can be looked for
     has_request_id: bool = False
 
 
-H = TypeVar("H", RequestHead, AnswerHead)
+@dataclass(slots=True)
+class _Noted:
+    """What the headers of one request say that only all of them together can be judged by."""
 
-
-class _Memo(Generic[H]):
-    """Heads that have been read, by all of their bytes but the digits of the Content-Length.
-
-    A client's heads are alike, and so are a replica's within the second of their Date. What could
-    not be read is never in it. Nobody may change a head that comes from here.
-    """
-
-    def __init__(self, parse: Callable[[bytes], tuple[H, int | None]]) -> None:
-        self._parse: Callable[[bytes], tuple[H, int | None]] = parse
-        self._heads: dict[tuple[bytes, bytes, bytes], H] = {}
-
-    def get(self, head: bytes) -> tuple[H, int | None]:
-        """Return what ``head`` says, and the Content-Length. Raises BadHeadError."""
-        for name in _LENGTH_NAMES:
-            before, found, rest = head.partition(name)
-            if found:
-                break
-        digits, _, after = rest.partition(b"\r\n")
-        key = (before, found, after)  # with the name: a head without it must be no other's key
-        known = self._heads.get(key)
-        if known is not None and not found:
-            return known, None
-        if known is not None and digits.isdigit() and len(digits) <= LENGTH_DIGITS_MAX:
-            return known, int(digits)
-        result, length = self._parse(head)
-        if len(head) <= MEMO_HEAD_BYTES_MAX:
-            if len(self._heads) >= MEMO_SIZE_MAX:
-                self._heads.clear()
-            self._heads[key] = result
-        return result, length
+    listed: set[bytes] = field(default_factory=set)  # by Connection
+    lengths: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    num_hosts: int = 0
+    origin: bytes = b""
+    is_preflight: bool = False
+    asked_headers: bytes = b""
 
 
 class RequestHeads:
@@ -148,16 +138,34 @@ class RequestHeads:
     grammar, or that two hops may read apart.
     """
 
-    def __init__(self, *, forward_authorization: bool, session_header: str) -> None:
-        self._session_header = session_header.lower().encode()
-        names = _HOP_BY_HOP + _FRAMING + rb"|host|expect|x-request-id"
-        if not forward_authorization:
-            names += rb"|authorization"
-        if self._session_header:
-            names += rb"|" + re.escape(self._session_header)
+    def __init__(self, config: GatewayConfig, keys: ApiKeys | None = None) -> None:
+        self._memo: HeadMemo[RequestHead] = HeadMemo(self._parse)
+        self.read = self._memo.get
+        self.reconfigure(config, keys)
+
+    def reconfigure(self, config: GatewayConfig, keys: ApiKeys | None) -> None:
+        """Read by these settings from now on; without ``keys`` nobody needs one."""
+        self._keys = keys
+        self._cors = Cors(config)
+        self._session_header = config.session_header.lower().encode()
+        self._tenant_header = config.tenant_header.lower().encode()
+        self._timeout_header = config.timeout_header.lower().encode()
+        forwards = config.forward_authorization
+        self._forwards_keys = keys is None if forwards is None else forwards
+        self._own_lines = b""
+        if config.upstream_authorization:
+            self._forwards_keys = False
+            own = config.upstream_authorization.encode("latin-1", "replace")
+            self._own_lines = b"Authorization: %b\r\n" % own
+        names = _HOP_BY_HOP + _FRAMING + rb"|host|expect|x-request-id|content-encoding"
+        if keys is not None or not self._forwards_keys:
+            names += rb"|authorization|x-api-key"
+        if self._cors.is_on:
+            names += rb"|origin|access-control-request-method|access-control-request-headers"
+        for name in filter(None, (self._session_header, self._tenant_header, self._timeout_header)):
+            names += rb"|" + re.escape(name)
         self._special = re.compile(rb"\r\n(" + names + rb"):")
-        memo: _Memo[RequestHead] = _Memo(self._parse)
-        self.read = memo.get
+        self._memo.forget()
 
     def _parse(self, head: bytes) -> tuple[RequestHead, int | None]:
         match = _REQUEST.fullmatch(head)
@@ -172,42 +180,81 @@ class RequestHeads:
     def _read_fields(self, block: bytes, head: RequestHead) -> int | None:
         """Fill in ``head`` from the lines in ``block``; return the Content-Length."""
         kept: list[bytes] = []
-        listed: set[bytes] = set()
-        lengths: list[int] = []
-        num_hosts = 0
+        noted = _Noted()
         done = 0
         for match in self._special.finditer(block.lower()):
             name, start = match[1], match.start()
             end = block.find(b"\r\n", match.end())
             value = block[match.end() : end].strip(b" \t")
-            if value and name in (self._session_header, b"x-request-id"):
-                self._note(name, value, head)
+            if self._goes_on(name, value, head, noted):
                 continue
             kept.append(block[done:start])
             done = end
             if name == b"host":
-                num_hosts += 1
+                noted.num_hosts += 1
             elif name == b"connection":
-                listed |= _tokens(value)
+                noted.listed |= _tokens(value)
             elif name == b"content-length":
-                lengths.append(_length(value))
+                noted.lengths.append(_length(value))
             elif name == b"transfer-encoding":
                 _read_encoding(value, head)
-            elif name == b"expect":  # others may be ignored (RFC 9110, 10.1.1)
+            elif name == self._timeout_header:
+                head.timeout = value.decode("latin-1")
+            elif name == EXPLAIN_HEADER:
+                head.wants_explanation = value == b"1"
+            elif name == b"expect":
                 head.expects_continue = value.lower() == b"100-continue"
+                if not head.expects_continue and not head.is_http_1_0:
+                    head.objection = Failure.EXPECTATION_FAILED
+            elif name == b"upgrade" and b"websocket" in _tokens(value):
+                head.objection = Failure.UPGRADE_REFUSED  # others may be ignored (RFC 9110, 7.8)
         kept.append(block[done:])
-        head.fields = _without(b"".join(kept), listed)
+        head.fields = _without(b"".join(kept), noted.listed) + self._own_lines
+        listed = noted.listed
         head.keep_alive = b"keep-alive" in listed if head.is_http_1_0 else b"close" not in listed
-        head.has_length = bool(lengths)
-        _check_unambiguous(head, num_hosts, len(lengths))
-        return lengths[0] if lengths else None
+        head.has_length = bool(noted.lengths)
+        _check_unambiguous(head, noted.num_hosts, len(noted.lengths))
+        self._judge(head, noted)
+        return noted.lengths[0] if noted.lengths else None
 
-    def _note(self, name: bytes, value: bytes, head: RequestHead) -> None:
-        text = value.decode("latin-1")
+    def _goes_on(self, name: bytes, value: bytes, head: RequestHead, noted: _Noted) -> bool:
+        """Note a header that is looked at; say whether the replica gets it as it came."""
+        if name in (b"x-request-id", self._session_header, self._tenant_header):
+            self._note_name(name, value.decode("latin-1"), head)
+            return bool(value)
+        if name in (b"authorization", b"x-api-key"):
+            key = value if name == b"x-api-key" else bearer_token(value)
+            if key:
+                noted.keys.append(key)
+            return self._forwards_keys
+        if name == b"content-encoding":
+            head.encoding = value.lower()
+        elif name == b"origin":
+            noted.origin = value
+        elif name == b"access-control-request-method":
+            noted.is_preflight = head.method == "OPTIONS"
+        elif name == b"access-control-request-headers":
+            noted.asked_headers = value
+        else:
+            return False
+        return True
+
+    def _note_name(self, name: bytes, text: str, head: RequestHead) -> None:
+        """Note who asks; an empty name names nobody."""
         if name == self._session_header:
-            head.session_key = text
-        elif head.request_id is None:
-            head.request_id = text[:REQUEST_ID_CHARS_MAX]
+            head.session_key = text or head.session_key
+        if name == self._tenant_header:
+            head.tenant = text or head.tenant
+        if name == b"x-request-id":
+            head.request_id = head.request_id or text[:REQUEST_ID_CHARS_MAX] or None
+
+    def _judge(self, head: RequestHead, noted: _Noted) -> None:
+        if noted.origin and noted.is_preflight:
+            head.answer_lines = self._cors.preflight_lines(noted.origin, noted.asked_headers)
+        elif noted.origin:
+            head.answer_lines = self._cors.lines(noted.origin)
+        if self._keys is not None and not self._keys.allow(noted.keys):
+            head.objection = Failure.INVALID_API_KEY
 
 
 def request_bytes(head: RequestHead, authority: bytes, prefix: bytes, own_fields: bytes) -> bytes:
@@ -237,6 +284,9 @@ def _parse_answer_head(head: bytes) -> tuple[AnswerHead, int | None]:
         if name == b"x-request-id":
             answer.has_request_id = True
             continue
+        if name == b"content-encoding":
+            answer.is_encoded = value.lower() != b"identity"
+            continue
         kept.append(head[done : special.start()])
         done = end
         if name == b"content-length":
@@ -253,7 +303,7 @@ def _parse_answer_head(head: bytes) -> tuple[AnswerHead, int | None]:
     return answer, lengths[0] if lengths else None
 
 
-_answers: _Memo[AnswerHead] = _Memo(_parse_answer_head)
+_answers: HeadMemo[AnswerHead] = HeadMemo(_parse_answer_head)
 read_answer_head = _answers.get
 """Returns what a replica's head says (all of it up to the end of its last header line) and the
 Content-Length, None if there is none. Raises BadHeadError for a head that is not of the grammar, or

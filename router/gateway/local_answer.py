@@ -1,14 +1,18 @@
-"""Answers that the gateway gives itself: errors in OpenAI's shape, the models, its own health."""
+"""Answers that the gateway gives itself: errors, the models, its own health.
+
+An error has OpenAI's shape, or Anthropic's below ``/v1/messages``; both with the same ``code``.
+"""
 
 from functools import lru_cache
 from http import HTTPStatus
 
 import msgspec
 
-from contract.failures import error_body
+from contract.failures import Failure, anthropic_error_body, error_body
 from router.gateway.verdict import Refusal
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+ANTHROPIC_PATH = "/v1/messages"
 
 
 class _Model(msgspec.Struct):
@@ -37,21 +41,34 @@ def json_answer(
 
 
 def error_answer(
-    refusal: Refusal, extra_lines: bytes = b"", *, close: bool, bodiless: bool = False
+    refusal: Refusal,
+    extra_lines: bytes = b"",
+    *,
+    close: bool,
+    bodiless: bool = False,
+    path: str = "",
 ) -> bytes:
     """Return the gateway's own error, with Retry-After where the failure is a passing one."""
     kind = refusal.failure.kind
     if kind.retry_after_s is not None:
         extra_lines += b"Retry-After: %d\r\n" % kind.retry_after_s
-    body = error_body(refusal.failure, refusal.message, refusal.param)
+    if refusal.failure is Failure.INVALID_API_KEY:
+        extra_lines += b"WWW-Authenticate: Bearer\r\n"
+    body = _error_body(refusal, path)
     return json_answer(kind.status, body, extra_lines, close=close, bodiless=bodiless)
 
 
-def options_answer(methods: str, *, close: bool) -> bytes:
+def error_event(refusal: Refusal, path: str) -> bytes:
+    """Return the event that ends a stream which cannot be completed."""
+    name = b"event: error\n" if path.startswith(ANTHROPIC_PATH) else b""
+    return b"%bdata: %b\n\n" % (name, _error_body(refusal, path))
+
+
+def options_answer(methods: str, extra_lines: bytes = b"", *, close: bool) -> bytes:
     """Return the answer to an OPTIONS request."""
-    return b"%bAllow: %b\r\nContent-Length: 0\r\n%b\r\n" % (
-        *(_status_line(204), methods.encode(), b"Connection: close\r\n" if close else b""),
-    )
+    if close:
+        extra_lines += b"Connection: close\r\n"
+    return b"%bAllow: %b\r\n%b\r\n" % (_status_line(204), methods.encode(), extra_lines)
 
 
 def request_id_line(request_id: str) -> bytes:
@@ -72,6 +89,12 @@ def model_body(name: str) -> bytes:
 def status_body(status: str) -> bytes:
     """Return the body of a health check."""
     return _encode({"status": status})
+
+
+def _error_body(refusal: Refusal, path: str) -> bytes:
+    if path.startswith(ANTHROPIC_PATH):
+        return anthropic_error_body(refusal.failure, refusal.message)
+    return error_body(refusal.failure, refusal.message, refusal.param)
 
 
 @lru_cache(64)

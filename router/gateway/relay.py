@@ -76,12 +76,14 @@ class Relay:
             head, self._head = self._head, b""
             self.write(head)
 
-    def finish(self) -> None:
-        """Write what ends the body, if the replica has not."""
-        if self._head:
-            self.flush()
-        if self._mode is _Mode.CHUNKS:
-            self.write(LAST_CHUNK)
+    def finish(self, last_chunk: bytes = b"") -> None:
+        """Write what ends the body: the replica's ``last_chunk``, where its chunks went through."""
+        if self._mode is not _Mode.RAW:
+            last_chunk = LAST_CHUNK if self._mode is _Mode.CHUNKS else b""
+        last = self._head + last_chunk
+        if last:
+            self._head = b""
+            self.write(last)
 
     @property
     def is_raw(self) -> bool:
@@ -93,7 +95,8 @@ class Relay:
         return self._is_chunked and (self._mode is _Mode.CHUNKS or is_between_chunks)
 
     def add_chunk(self, payload: bytes) -> None:
-        """Write a chunk of the gateway's own."""
+        """Write a chunk of the gateway's own, behind what the client has to get before it."""
+        self.flush()
         self.write(b"%x\r\n%b\r\n" % (len(payload), payload))
 
     @property

@@ -5,6 +5,7 @@ its chunk framing) and as payload; the raw one goes to the client wherever both 
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from itertools import count
 from typing import Protocol, cast
@@ -13,6 +14,7 @@ from httptools import HttpParserError, HttpResponseParser
 
 from router.gateway.http_head import (
     HEAD_END,
+    LAST_CHUNK,
     AnswerHead,
     BadHeadError,
     Framing,
@@ -26,6 +28,8 @@ _HTTP = b"HTTP/"
 _SWITCHING = 101
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 """Told to a parser that is to read a body only; the real head has been read already."""
+
+_PART_OF_LAST_CHUNK = re.compile(rb"(?:\A|\n)0")
 
 
 class AnswerSink(Protocol):
@@ -42,8 +46,8 @@ class AnswerSink(Protocol):
     def on_body(self, raw: bytes, payload: bytes) -> None:
         """The next bytes of the body."""
 
-    def on_body_end(self) -> None:
-        """The body is whole."""
+    def on_body_end(self, last_chunk: bytes = b"") -> None:
+        """The body is whole. ``last_chunk`` says so to a client, and has not been given out."""
 
     def on_bad_answer(self, message: str) -> None:
         """What came is not HTTP, or not an answer to this request."""
@@ -74,6 +78,7 @@ class ReplicaConnection(asyncio.Protocol):
     _reusable = True
     _complete = False  # the last chunk has been read
     _excess = False
+    _is_ending = False  # a part of the last chunk has been given out
     _paused = False
     _last_piece = b"\n"
     has_answered = False
@@ -252,7 +257,8 @@ class ReplicaConnection(asyncio.Protocol):
             sink.on_body_end()
 
     def _begin_chunks(self) -> None:
-        self._complete = self._excess = False
+        self._complete = self._excess = self._is_ending = False
+        self._last_piece = b"\n"
         self._parts = []
         self._begun, self._ended = count(), count()
         # The parser calls these for every chunk of every stream: functions in C, not in Python.
@@ -272,23 +278,64 @@ class ReplicaConnection(asyncio.Protocol):
         if self._excess:
             self._bad("more came than its answer")
             return
-        self._last_piece = data
+        before, self._last_piece = self._last_piece, data
+        if len(data) < len(HEAD_END):
+            self._last_piece = before[-len(HEAD_END) :] + data
         parts = self._parts
         payload = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        sink.on_body(data, payload)
-        if self._complete and self._sink is sink:
-            sink.on_body_end()
+        if self._complete:
+            self._end_chunks(sink, before, data, payload)
+        else:
+            sink.on_body(data, payload)
+
+    def _end_chunks(self, sink: AnswerSink, before: bytes, data: bytes, payload: bytes) -> None:
+        """Give out all but the last chunk: whether the answer is whole is yet to be judged."""
+        data = self._without_empty_lines(before, data)
+        found = LAST_CHUNK.search(before[-1:] + data)
+        if found is None and payload:
+            self._bad("the last chunk of its answer cannot be read")
+            return
+        self._is_ending = found is None  # it began in a piece before
+        start = found.start() - 1 if found is not None else 0
+        if start:
+            sink.on_body(data[:start], payload)
+        if self._sink is sink:
+            sink.on_body_end(data[start:])
+
+    def _without_empty_lines(self, before: bytes, data: bytes) -> bytes:
+        """Return the end of a chunked body without empty lines behind it: the parser skips them,
+        but a client would take them for the beginning of its next answer.
+        """
+        tail = before[-len(HEAD_END) :] + data
+        num_excess = len(tail) - len(tail.rstrip(b"\r\n")) - len(HEAD_END)
+        if num_excess <= 0:  # as nearly always
+            return data
+        self._reusable = False
+        return data[:-num_excess]
 
     @property
     def is_between_chunks(self) -> bool:
         """Whether what has been given out of a chunked body ends with a whole chunk."""
+        if self._is_ending:
+            return False
         # Both counters go on by one, so the next comparison is as good.
         return next(self._begun) == next(self._ended) and self._last_piece.endswith(b"\n")
+
+    @property
+    def may_be_ending(self) -> bool:
+        """Whether a part of the last chunk may have been given out.
+
+        There are clients that take it for the whole of it.
+        """
+        if self._framing is not Framing.CHUNKED or self.is_between_chunks:
+            return False
+        return self._is_ending or _PART_OF_LAST_CHUNK.search(self._last_piece) is not None
 
     def _bad(self, message: str) -> None:
         sink = self._sink
         self._reusable = False
+        self._is_ending = _PART_OF_LAST_CHUNK.search(self._last_piece) is not None
         self._last_piece = b""  # the parser is further than what was given out
         if sink is not None:
             self._sink = None

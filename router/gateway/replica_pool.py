@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 from contract.failures import Failure
 from router.core.config import micros
 from router.gateway.config import GatewayConfig
+from router.gateway.limits import NEVER_US
 from router.gateway.replica_connection import ReplicaConnection
 from router.gateway.resolver import HostAddresses
+from router.gateway.tls import replica_context
 
 POOL_UNUSED_US = 60_000_000
 """How long a pool without connections is kept; it is a few hundred bytes."""
@@ -71,7 +73,13 @@ class Caller(Protocol):
 class ReplicaPool:
     """All connections to one url."""
 
-    def __init__(self, url: str, config: GatewayConfig, clock_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        url: str,
+        config: GatewayConfig,
+        clock_us: Callable[[], int],
+        tls: Callable[[], ssl.SSLContext],
+    ) -> None:
         self.address = parse_address(url)
         self.used_us = clock_us()
         self._config = config
@@ -80,7 +88,7 @@ class ReplicaPool:
         # The one used last is last, and taken first; a dict, because any may close at any time.
         self._idle: dict[ReplicaConnection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tls = ssl.create_default_context() if self.address.is_tls else None
+        self._tls = tls
         self._addresses = HostAddresses(self.address.host, config, clock_us)
 
     @property
@@ -101,6 +109,10 @@ class ReplicaPool:
                 return connection
         return None
 
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Hold to other settings from the next connection on."""
+        self._config = config
+
     def put(self, connection: ReplicaConnection) -> None:
         """Keep a connection for the next request; close it if enough are kept."""
         self.used_us = connection.idle_since_us
@@ -114,18 +126,19 @@ class ReplicaPool:
         self._idle.pop(connection, None)
         self._open_now.discard(connection)
 
-    def open(self, caller: Caller) -> asyncio.Task[None]:
+    def open(self, caller: Caller, limit_us: int) -> asyncio.Task[None]:
         """Open a connection for ``caller``. Cancel the task if it is no longer wanted."""
-        task = asyncio.get_running_loop().create_task(self._open(caller))
+        limit_s = None if limit_us == NEVER_US else limit_us / 1_000_000
+        task = asyncio.get_running_loop().create_task(self._open(caller, limit_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _open(self, caller: Caller) -> None:
+    async def _open(self, caller: Caller, limit_s: float | None) -> None:
         self.used_us = self._clock_us()
         connection = ReplicaConnection(self, self._config.header_bytes_max)
         try:
-            async with asyncio.timeout(self._config.connect_timeout_s):
+            async with asyncio.timeout(limit_s):
                 await self._connect(connection)
         except TimeoutError:
             caller.on_connect_failed(Failure.CONNECT_TIMEOUT, "no answer to the connection")
@@ -143,6 +156,7 @@ class ReplicaPool:
 
     async def _connect(self, connection: ReplicaConnection) -> None:
         loop, address = asyncio.get_running_loop(), self.address
+        tls = self._tls() if address.is_tls else None
         refused: OSError | None = None
         try:
             for ip in await self._addresses.get():
@@ -151,8 +165,8 @@ class ReplicaPool:
                         lambda: connection,
                         ip,
                         address.port,
-                        ssl=self._tls,
-                        server_hostname=address.host if self._tls else None,
+                        ssl=tls,
+                        server_hostname=address.host if tls else None,
                     )
                 except OSError as error:
                     refused = error
@@ -191,12 +205,26 @@ class ReplicaPools:
         self._config = config
         self._clock_us = clock_us
         self._pools: dict[str, ReplicaPool] = {}
+        self._tls: ssl.SSLContext | None = None
+
+    def reconfigure(self, config: GatewayConfig, tls: ssl.SSLContext | None) -> None:
+        """Hold to other settings; without ``tls`` the system's CAs are trusted."""
+        self._config = config
+        self._tls = tls
+        for pool in self._pools.values():
+            pool.reconfigure(config)
+
+    def tls(self) -> ssl.SSLContext:
+        """Return how replicas with an https URL are spoken to."""
+        if self._tls is None:
+            self._tls = replica_context("", verify=True)
+        return self._tls
 
     def of(self, url: str) -> ReplicaPool:
         """Return the pool of ``url``. Raises ReplicaUrlError."""
         pool = self._pools.get(url)
         if pool is None:
-            pool = self._pools[url] = ReplicaPool(url, self._config, self._clock_us)
+            pool = self._pools[url] = ReplicaPool(url, self._config, self._clock_us, self.tls)
         return pool
 
     @property

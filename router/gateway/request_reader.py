@@ -8,12 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import cast
 
 from contract.failures import Failure
 from router.gateway.chunked_body import BadChunkError, ChunkedBody
 from router.gateway.config import GatewayConfig
 from router.gateway.http_head import HEAD_END, BadHeadError, RequestHead, RequestHeads
 from router.gateway.verdict import Refusal
+
+COPIED_BYTES_MAX = 65_536
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class RequestReader:
         self._read = heads.read
         self._reserve = reserve
         self._rest = b""  # not yet looked at, or the beginning of a head
-        self._parts: list[bytes] = []
+        self._body = bytearray()  # grows in place: pieces to join would stop all for 32 MiB
         self._missing = 0  # bytes of a body of known length
         self._chunks: ChunkedBody | None = None
         self.head: RequestHead | None = None  # of the request whose body is awaited
@@ -78,6 +81,10 @@ class RequestReader:
         if at < size and self.phase is not Phase.OVER:
             self._rest = data[at:]
 
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Hold to these limits from the next head or body on."""
+        self._config = config
+
     def read_on(self) -> None:
         """Look at what had to wait because the reader was full."""
         if self._rest:
@@ -88,6 +95,12 @@ class RequestReader:
         self.phase = Phase.OVER
         self.wants_continue = False
         self._rest = b""
+
+    def let_go_of_body(self) -> int:
+        """Forget what has come of a body that will not be whole; return its bytes."""
+        held, self.held_bytes = self.held_bytes, 0
+        self._body = bytearray()
+        return held
 
     def refuse(self, failure: Failure, message: str) -> None:
         """Put a refusal in the place of the request under way, and read no more."""
@@ -179,7 +192,6 @@ class RequestReader:
         except BadChunkError as error:
             self.refuse(Failure.BAD_HTTP, str(error))
             return None
-        # One piece per read: kept apart, small chunks would take many times their bytes.
         if not self._hold(b"".join(pieces)):
             return None
         at = len(data) - len(rest)
@@ -192,7 +204,7 @@ class RequestReader:
         if not self._make_room(len(part)):
             return False
         self.held_bytes += len(part)
-        self._parts.append(part)
+        self._body += part
         return True
 
     def _make_room(self, size: int) -> bool:
@@ -203,11 +215,10 @@ class RequestReader:
         return True
 
     def _take_body(self) -> bytes:
-        parts = self._parts
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._parts = []
+        body, self._body = self._body, bytearray()
         self.held_bytes = 0  # from here on the request holds them
-        return body
+        # As nobody changes it, it is as good as bytes; those of 32 MiB would be a long copy.
+        return cast(bytes, body) if len(body) > COPIED_BYTES_MAX else bytes(body)
 
     def _complete(self, body: bytes, at: int) -> int:
         head = self.head

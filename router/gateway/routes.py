@@ -33,6 +33,9 @@ class Route(Enum):
     OPTIONS = "options"
 
 
+_OPEN = frozenset({Route.HEALTH, Route.READY, Route.OPTIONS})
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """What a request's first line leads to: a route, or a refusal."""
@@ -41,6 +44,11 @@ class Match:
     route: Route | None = None
     refusal: Refusal | None = None
     methods: str = ""  # that are allowed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is answered without a key: probes and browsers before a request have none."""
+        return self.route in _OPEN
 
 
 class Routes:

@@ -10,10 +10,9 @@ from router.core.health import AttemptOutcome
 from router.core.reason import Outcome, Reason
 from router.core.request import CHAT_PATH, COMPLETION_PATH
 from router.gateway.answer_watch import AnswerWatch
-from router.gateway.http_head import Media
 
-_FINISHING_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
-"""Whose streams say that they are whole. Other APIs have other marks, which are not judged."""
+ENGINE_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
+"""That every engine has: a 404 there is about the model, not about the path."""
 
 
 @dataclass(slots=True)
@@ -27,7 +26,7 @@ class Verdict:
     detail: str = ""
 
 
-def judge_answer(status: int, media: Media, watch: AnswerWatch | None, path: str) -> Verdict:
+def judge_answer(status: int, watch: AnswerWatch | None) -> Verdict:
     """Judge an answer that has been relayed to its end."""
     if status >= 400:
         return Verdict(Outcome.REPLICA_ERROR, attempt_of_status(status))
@@ -38,10 +37,6 @@ def judge_answer(status: int, media: Media, watch: AnswerWatch | None, path: str
         attempt = attempt_of_status(error_status)
         return Verdict(Outcome.REPLICA_ERROR, attempt, detail=f"an error under status {status}")
     verdict = Verdict(Outcome.COMPLETE, AttemptOutcome.OK)
-    if media is Media.STREAM and path in _FINISHING_PATHS and not watch.is_whole_stream():
-        verdict = Verdict(
-            Outcome.BROKEN, AttemptOutcome.SERVER_ERROR, detail="the stream ended without a finish"
-        )
     try:
         verdict.usage = watch.usage()
     except ValueError:
@@ -80,6 +75,20 @@ def refusal_of(reason: Reason, model: str | None) -> Refusal:
     if reason is Reason.ALL_EXCLUDED:
         return Refusal(Failure.NO_REPLICA, f"no replica{named} can take a request now")
     return Refusal(Failure.NO_REPLICA, f"no replica{named} is known yet")
+
+
+_OBJECTIONS = {
+    Failure.INVALID_API_KEY: "a key of this gateway is needed: 'Authorization: Bearer KEY', or "
+    "'x-api-key: KEY'",
+    Failure.EXPECTATION_FAILED: "the only expectation that can be met is 100-continue",
+    Failure.UPGRADE_REFUSED: "there are no WebSockets here; ask with POST, and for a stream with "
+    '"stream": true',
+}
+
+
+def refusal_of_head(objection: Failure) -> Refusal:
+    """Return the answer to a request whose headers forbid to serve it."""
+    return Refusal(objection, _OBJECTIONS[objection])
 
 
 @lru_cache(1024)

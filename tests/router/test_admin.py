@@ -4,8 +4,10 @@ A real aiohttp server on a free port over a real fleet; no data plane behind it.
 """
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from router.core.fleet import FleetState
 from router.core.request import route_request
 from router.gateway.admin import SMALL_BODY_BYTES_MAX, AdminParts, admin_app
 from router.metrics import RouterMetrics
+from router.reload import LiveSettings, Settings
 from router.store.memory import MemoryStore
 from router.store.sync import FleetSync
 from tests.router.store.reports import report
@@ -34,16 +37,18 @@ def clock_us() -> int:
 class Admin:
     """One admin app with the fleet behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: dict[str, object] | None = None) -> None:
         environ = {"WARMROUTE_REDIS_URL": "redis://user:LEAKED@127.0.0.1:1/0"}
-        config = load_router_config(None, {"set": ["store.replicas_max=5"]}, environ)
+        flags = {"set": ["store.replicas_max=5"]}
+        config = load_router_config({"admin": table or {}}, flags, environ)
         self.fleet = FleetState(config.routing, config.policy)
         own = GatewayReport("own", "first", 0, {})
         store = MemoryStore(config.store, clock_us)
         sync = FleetSync(store, self.fleet, config.store, own, clock_us)
         metrics = RouterMetrics()
         metrics.attach(self.fleet, sync)
-        parts = AdminParts(config, self.fleet, sync, metrics, clock_us)
+        settings = LiveSettings(Settings.read(config))
+        parts = AdminParts(settings, self.fleet, sync, metrics, clock_us)
         self.client = TestClient(TestServer(admin_app(parts)))
 
     async def json(self, method: str, path: str | URL, **arguments: Any) -> Any:
@@ -168,7 +173,7 @@ async def test_the_same_replica_again_changes_nothing(admin: Admin) -> None:
         (b"{}", "no url"),
         (b'{"url": null}', "no url"),
         (b'{"url": 5}', "url is a int"),
-        (b'{"url": "https://127.0.0.1:1"}', "expected http://host:port"),
+        (b'{"url": "ftp://127.0.0.1:1"}', "expected http://host:port"),
         (b'{"url": "http://user:LEAKED@127.0.0.1:1"}', "expected http://host:port"),
         (b'{"url": "http://127.0.0.1:1", "x": 1}', "known: url, id, model"),
         (b'{"url": "http://127.0.0.1:1", "id": "a\\nb"}', "cannot be printed"),
@@ -194,6 +199,66 @@ async def test_a_body_that_is_too_large_is_refused(admin: Admin) -> None:
     chunked = await admin.error("POST", "/admin/replicas", data=chunks())
 
     assert (sized.status, chunked.status) == (413, 413)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["169.254.169.254", "[::ffff:169.254.169.254]", "10.0.0.1", "metadata", "127.1", "0x7f.1"],
+)
+async def test_a_replica_at_a_host_that_is_not_allowed_is_refused(admin: Admin, host: str) -> None:
+    refusal = await admin.error("POST", "/admin/replicas", json={"url": f"http://{host}:80"})
+
+    assert refusal.status == 403
+    assert "replica_hosts_allowed" in refusal.message
+    assert admin.fleet.views() == []
+
+
+async def test_another_replica_at_a_known_host_needs_no_leave(admin: Admin) -> None:
+    admin.fleet.on_report(report("a", url="http://10.0.0.1:80"), 0, clock_us())
+
+    await admin.json("POST", "/admin/replicas", json={"url": "http://10.0.0.1:81"})
+
+    assert len(admin.fleet.views()) == 2
+
+
+async def test_a_port_with_keys_is_closed_to_all_others() -> None:
+    admin = Admin({"admin_keys": [sha256(b"key").hexdigest()]})
+    async with admin.client:
+        refusals = [
+            await admin.error("GET", path, headers=headers)
+            for path in ("/", "/metrics", "/admin/replicas", "/none")
+            for headers in ({}, {"Authorization": "Bearer other"}, {"x-api-key": "é"})
+        ]
+        changed = await admin.error("POST", "/admin/replicas", json={"url": REPLICA})
+        health = await admin.json("GET", "/health")
+        for headers in ({"Authorization": "Bearer key"}, {"x-api-key": "key"}):
+            await admin.json("GET", "/admin/replicas", headers=headers)
+
+    assert {refusal.status for refusal in refusals} == {changed.status} == {401}
+    assert health["status"] == "ok"
+    assert admin.fleet.views() == []
+
+
+async def test_the_dashboard_is_one_page_that_asks_nobody_else(admin: Admin) -> None:
+    async with admin.client.get("/dashboard") as response:
+        page = await response.text()
+        policy = response.headers["Content-Security-Policy"]
+
+    assert response.content_type == "text/html"
+    assert "default-src 'none'" in policy
+    assert not re.search(r"https?://|\bsrc=|@import|innerHTML", page)
+    shown = set(re.findall(r"replica\.(\w+)", page))
+    admin.fleet.add_static(REPLICA, "a", "m", now_us=clock_us())
+    (status,) = (await admin.json("GET", "/admin/replicas"))["replicas"]
+    assert shown <= status.keys()
+
+
+async def test_a_reload_that_cannot_be_says_why(admin: Admin) -> None:
+    refusal = await admin.error("POST", "/admin/reload")
+
+    assert refusal.status == 400
+    assert "cannot be repeated" in refusal.message
+    assert (await admin.json("GET", "/admin/config"))["generation"] == 1
 
 
 async def test_a_reporting_replica_cannot_be_replaced_or_removed(admin: Admin) -> None:

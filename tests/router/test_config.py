@@ -19,7 +19,7 @@ from router.config import (
     read_toml,
 )
 from router.core.policy import POLICIES
-from router.replica_entry import ReplicaEntry, read_entry, url_complaint
+from router.replica_entry import ReplicaEntry, is_host_allowed, read_entry, url_complaint
 
 URL = "http://127.0.0.1:9000"
 
@@ -238,7 +238,10 @@ def test_a_file_that_cannot_be_read_is_named(
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize("url", [URL, URL + "/", "http://[::1]:80", "http://replica-1.fleet:8000"])
+@pytest.mark.parametrize(
+    "url",
+    [URL, URL + "/", "http://[::1]:80", "http://replica-1.fleet:8000", "https://a", "https://a:1"],
+)
 def test_these_urls_are_places_of_replicas(url: str) -> None:
     assert url_complaint(url) is None
 
@@ -248,7 +251,7 @@ def test_these_urls_are_places_of_replicas(url: str) -> None:
     [
         "",
         "127.0.0.1:80",
-        "https://127.0.0.1:80",
+        "https://",
         "ftp://127.0.0.1:80",
         "http://127.0.0.1",
         "http://:80",
@@ -272,6 +275,43 @@ def test_these_urls_are_not_and_are_never_quoted(url: str) -> None:
     complaint = url_complaint(url)
     assert complaint is not None
     assert "LEAKED" not in complaint + str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "url", "allowed"),
+    [
+        ("10.0.0.0/8", "http://10.1.2.3:80", True),
+        ("10.0.0.0/8", "http://11.1.2.3:80", False),
+        ("10.0.0.0/8", "http://10.1.2.3.evil:80", False),
+        ("10.1.2.3", "http://10.1.2.3:80", True),
+        ("fd00::/8", "http://[fd00::1]:80", True),
+        ("::1", "http://[0:0:0:0:0:0:0:1]:80", True),
+        ("127.0.0.0/8", "http://[::ffff:127.0.0.1]:80", False),
+        ("*.fleet", "http://Replica-1.FLEET:80", True),
+        ("*.fleet", "http://fleet:80", False),
+        ("replica-*", "http://replica-1:80", True),
+        ("*", "http://any:80", True),
+        ("*", "http://1.2.3.4:80", True),
+        ("localhost", "http://127.0.0.1:80", False),
+    ],
+)
+def test_a_host_is_allowed_by_its_name_or_its_network(
+    pattern: str, url: str, allowed: bool
+) -> None:
+    assert is_host_allowed(url, ["unrelated", pattern]) is allowed
+
+
+def test_an_allowed_network_that_is_none_is_refused() -> None:
+    with pytest.raises(SettingError, match="0/99"):
+        load_router_config({"admin": {"replica_hosts_allowed": ["10.0.0.0/99"]}})
+
+
+def test_hashes_of_keys_are_masked_where_they_are_shown() -> None:
+    config = load_router_config({"gateway": {"api_keys": ["LEAKED", "LEAKED"]}})
+
+    shown = {row.name: row.value for row in config.effective()}
+
+    assert shown["api_keys"] == "***,***"
 
 
 @pytest.mark.parametrize("name", ["url", "id", "model"])

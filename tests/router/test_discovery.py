@@ -75,6 +75,21 @@ async def test_a_replica_is_asked_for_its_names(world: World) -> None:
     assert world.fleet.models() == ["m", "m-lora"]
 
 
+async def test_a_replica_is_asked_with_its_own_key(world: World) -> None:
+    asked: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.headers.get("Authorization"))
+        return web.json_response({"data": []})
+
+    await world.replica("a", answer)
+    await world.ask()
+    world.discovery = Discovery(world.fleet, 1.0, 1.0, authorization=lambda: "Bearer engine")
+    await world.ask()
+
+    assert asked == [None, "Bearer engine"]
+
+
 async def test_a_name_given_by_hand_is_kept_beside_the_listed(world: World) -> None:
     await world.replica("a", listing("listed"), model="given")
 

@@ -13,11 +13,12 @@ import router.policies  # noqa: F401  # registers the policies
 from contract.options import SettingError, option_rows
 from router.core.config import RoutingConfig
 from router.core.fleet import FleetState
-from router.core.policy import POLICIES, build_policy
+from router.core.policy import POLICIES, CostPolicy, build_policy
 from router.core.request import route_request
 from router.core.view import ReplicaView, RouteRequest
 
 NAMES = sorted(POLICIES)
+COSTS = [name for name in NAMES if issubclass(POLICIES[name], CostPolicy)]
 # 64 hashes fall on 4 replicas as 64 throws do; only the default load factor limits that.
 PLACED_BY_HASH = {"chwbl", "prefix_hash"}
 # A draw's share of them is 16 +- 3.5: four standard deviations.
@@ -72,6 +73,21 @@ def test_choice_is_eligible_the_same_on_replay_and_in_any_order(
     assert any(pick is replica for replica in eligible)
     assert policy.choose(request_, eligible) is pick
     assert policy.choose(request_, shuffled) is pick
+
+
+@pytest.mark.parametrize("name", COSTS)
+@given(eligible=replicas(), request_=requests())
+def test_cost_is_the_sum_of_its_terms_one_by_one_and_in_a_loop(
+    name: str, eligible: list[ReplicaView], request_: RouteRequest
+) -> None:
+    policy = build_policy(name)
+    assert isinstance(policy, CostPolicy)
+
+    costs = [policy.cost(request_, replica) for replica in eligible]
+
+    assert policy.costs(request_, eligible) == pytest.approx(costs)
+    for replica, cost in zip(eligible, costs, strict=True):
+        assert sum(policy.terms(request_, replica).values()) == pytest.approx(cost)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from router.config import load_router_config
 from router.serve import CannotStartError, StopSignals, build_gateway, run_gateway
 from router.store.sync import FleetSync
 from tests.redis_server import RedisServer
+from tests.router.gateway.certificates import OPENSSL, Authority
 from tests.router.store.reports import LAYOUT, redis_replicas, report, write
 from tests.waiting import DEADLINE_S, until
 
@@ -134,6 +136,71 @@ async def test_a_request_goes_through_and_is_counted(replica: Replica) -> None:
         assert await gateway.metric("warmroute_requests_total{") == 1
         assert await gateway.metric("warmroute_in_flight_requests ") == 0
         assert await gateway.metric("warmroute_replica_in_flight_requests{") == 0
+
+
+async def test_clients_are_served_on_the_path_of_a_socket(replica: Replica, tmp_path: Path) -> None:
+    place = f"unix:{tmp_path / 'socket'}"
+    async with running({"host": place, "replicas": [replica.url]}) as gateway:
+        connector = aiohttp.UnixConnector(str(tmp_path / "socket"))
+        async with aiohttp.ClientSession(connector=connector) as http:
+            url = "http://gateway/v1/chat/completions"
+            async with http.post(url, json=CHAT) as response:
+                status = response.status
+
+        assert (gateway.url, status) == (place, 200)
+    assert not (tmp_path / "socket").exists()
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="the openssl command makes the certificates")
+async def test_clients_and_replicas_are_spoken_to_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    trusting = ssl.create_default_context(cafile=str(authority.cert))
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving.load_cert_chain(*authority.sign("replica"))
+    cert, key = authority.sign("gateway")
+    replica = Replica()
+    await replica.server.start_server(ssl=serving)
+    settings = {
+        "replicas": [f"https://127.0.0.1:{replica.server.port}"],
+        "tls_cert_file": str(cert),
+        "tls_key_file": str(key),
+        "replica_ca_file": str(authority.cert),
+    }
+    async with running(settings) as gateway:
+        url = f"{gateway.url}/v1/chat/completions"
+        async with gateway.http.post(url, json=CHAT, ssl=trusting) as response:
+            status = response.status
+        async with gateway.http.get(f"{gateway.url}/v1/models", ssl=trusting) as response:
+            models = await response.json()
+    await replica.server.close()
+
+    assert gateway.url.startswith("https://")
+    assert status == 200
+    assert [model["id"] for model in models["data"]] == ["m"]  # which the replica was asked for
+
+
+async def test_a_certificate_that_is_none_is_a_start_that_failed(tmp_path: Path) -> None:
+    path = tmp_path / "cert.pem"
+    settings = LOCAL | {"tls_cert_file": str(path), "tls_key_file": str(path)}
+
+    process = await child(settings, tmp_path / "errors")
+    status = await asyncio.wait_for(process.wait(), DEADLINE_S)
+
+    text = (tmp_path / "errors").read_text()
+    assert status == 3
+    assert text.startswith("warmroute: tls_cert_file ")
+    assert text.count("\n") == 1
+
+
+async def test_an_admin_port_that_is_open_to_others_is_warned_of(tmp_path: Path) -> None:
+    process = await child(LOCAL | {"admin_host": "0.0.0.0"}, tmp_path / "errors")
+    assert process.stdout is not None
+    await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)
+    process.send_signal(signal.SIGTERM)
+    await asyncio.wait_for(process.wait(), DEADLINE_S)
+
+    lines = [json.loads(line) for line in (tmp_path / "errors").read_text().splitlines()]
+    assert [line["level"] for line in lines if "admin_keys" in line["message"]] == ["warning"]
 
 
 async def test_a_replica_added_by_the_admin_is_used(replica: Replica) -> None:

@@ -84,6 +84,36 @@ async def test_a_chat_answer_has_openais_shape_and_the_expected_text(
     }
 
 
+async def test_a_final_message_is_continued_where_it_stops(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    replica = await start()
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 7}
+    whole = await post(http, replica, CHAT, body)
+    text = whole["choices"][0]["message"]["content"]
+    begun = [*MESSAGES, {"role": "assistant", "content": text[:12]}]
+    continued = {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 4}
+
+    rest = await post(http, replica, CHAT, body | {"messages": begun} | continued)
+
+    assert rest["choices"][0]["message"]["content"] == text[12:]
+    assert rest["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"] + 3
+    assert rest["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
+
+
+async def test_a_message_cannot_be_continued_and_followed_by_another(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    replica = await start()
+    body = {"model": MODEL, "messages": MESSAGES}
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+
+    async with http.post(replica.url + CHAT, json=body | both) as response:
+        error = (await response.json())["error"]
+
+    assert (response.status, error["param"]) == (400, "continue_final_message")
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 50])
 async def test_a_chat_stream_is_the_whole_answer_in_words(
     start: Start, http: aiohttp.ClientSession, max_tokens: int

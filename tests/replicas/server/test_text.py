@@ -4,7 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.blocks import TOKEN_BYTES
-from contract.openai_api import ChatFields, ChatMessage, render_chat
+from contract.openai_api import (
+    ChatFields,
+    ChatMessage,
+    CompletionFields,
+    render_chat,
+    render_completion,
+)
 from replicas.core.text import (
     END_OF_TEXT,
     MEAN_WORDS,
@@ -29,11 +35,54 @@ def test_going_on_from_a_part_of_an_answer_gives_the_rest_of_it(
     assert part + expected_text(prompt + part.encode(), second, choice) == whole
 
 
+@given(st.text(), COUNTS, COUNTS)
+def test_a_prompt_of_any_length_goes_on_from_a_part_of_its_answer(
+    prompt: str, first: int, second: int
+) -> None:
+    (words,) = render_completion(CompletionFields(prompt=prompt))
+    part = expected_text(words, first)
+
+    (longer,) = render_completion(CompletionFields(prompt=prompt + part))
+
+    assert part + expected_text(longer, second) == expected_text(words, first + second)
+    assert len(longer) == len(words) + first * TOKEN_BYTES
+
+
+@given(st.lists(st.sampled_from(["user", "assistant", "system"]), min_size=1, max_size=3), COUNTS)
+def test_a_final_message_that_is_continued_gets_the_rest_of_the_answer(
+    roles: list[str], first: int
+) -> None:
+    messages = [ChatMessage(role, f"I am {role}") for role in roles]
+    words = render_chat(ChatFields(messages))
+    part = expected_text(words, first)
+
+    answered = [*messages, ChatMessage("assistant", part)]
+    longer = render_chat(ChatFields(answered, continue_final_message=True))
+
+    assert longer == words + part.encode()
+    assert part + expected_text(longer, 5) == expected_text(words, first + 5)
+
+
+@given(st.text(max_size=8), st.data())
+def test_an_open_answer_that_is_continued_ends_where_it_would_have_ended(
+    prompt: str, data: st.DataObject
+) -> None:
+    (words,) = render_completion(CompletionFields(prompt=prompt))
+    whole = expected_open_text(words, 2_000)
+    num_words = len(whole) // TOKEN_BYTES
+    first = data.draw(st.one_of(st.just(num_words), st.integers(1, num_words)))
+    part = whole[: first * TOKEN_BYTES]
+
+    (longer,) = render_completion(CompletionFields(prompt=prompt + part))
+
+    assert part + expected_open_text(longer, 2_000) == whole
+
+
 @given(PROMPTS, st.integers(1, 300))
 def test_an_open_answer_is_the_beginning_of_the_endless_one(prompt: bytes, most: int) -> None:
     answer = expected_open_text(prompt, most)
 
-    assert answer
+    assert answer  # these prompts do not end in a word of an answer
     assert len(answer) <= most * TOKEN_BYTES
     assert expected_text(prompt, most).startswith(answer)
 

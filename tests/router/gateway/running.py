@@ -67,6 +67,11 @@ class RawClient:
                 pass
         return data
 
+    def peer_name(self) -> str:
+        """Return the common name in the gateway's certificate."""
+        (((_, name),),) = self._writer.get_extra_info("peercert")["subject"]
+        return str(name)
+
     def finish_sending(self) -> None:
         """Close one half: the client still reads."""
         self._writer.write_eof()

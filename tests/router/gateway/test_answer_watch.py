@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.openai_api import Usage
-from router.gateway.answer_watch import AnswerWatch
+from router.gateway.answer_watch import FINISHES, AnswerWatch
 from router.gateway.http_head import Media
 from tests.router.gateway.wire import DONE, completion, event
 
 LIMIT = 2048
+FINISH = FINISHES["/v1/chat/completions"]
 COMMENTS = b": ping\n\n:\r\n\r\n: caf\xc3\xa9\n\n"
 
 
@@ -37,7 +38,7 @@ def test_any_cut_of_a_stream_gives_the_same_verdict(
 
     watched = watch(COMMENTS + b"".join(events), cuts)
 
-    assert watched.is_whole_stream() is finishes
+    assert watched.is_whole_stream(FINISH) is finishes
     assert watched.usage() == (Usage(7, 2, 9) if has_usage else None)
     assert watched.error_status() is None
     assert watched.has_event is bool(events)
@@ -100,7 +101,7 @@ def test_another_event_fits_only_behind_an_empty_line(end: bytes, is_between: bo
 def test_a_word_of_the_protocol_inside_a_text_is_a_text() -> None:
     watched = watch(event('data: [DONE] "usage":{"prompt_tokens":1} "finish_reason":"stop"'), [])
 
-    assert not watched.is_whole_stream()
+    assert not watched.is_whole_stream(FINISH)
     assert watched.usage() is None
 
 

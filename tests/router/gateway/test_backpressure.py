@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from router.core.reason import Outcome
 from tests.router.gateway.running import gateway_of
 from tests.router.gateway.scripted_replica import ScriptedReplica, Turn
@@ -12,6 +14,7 @@ from tests.router.gateway.wire import (
     chunk,
     completion,
     event,
+    get,
     ok,
     post,
 )
@@ -105,6 +108,21 @@ async def test_a_client_that_leaves_while_its_stream_is_paused_is_noticed() -> N
     assert record.outcome is Outcome.CLIENT_LEFT
 
 
+async def test_slow_clients_are_cut_when_all_together_are_too_far_behind() -> None:
+    flood = Flood()
+    async with (
+        ScriptedReplica(flood) as replica,
+        gateway_of(replica, write_buffer_bytes_max=100_000, unsent_bytes_max=1) as gateway,
+    ):
+        slow, quick = await gateway.connect(limit=1000), await gateway.connect()
+        await slow.send(post(chat(stream=True)))
+        await until(lambda: len(gateway.records) == 1)
+        answer = await quick.ask(get("/health"))
+
+    assert gateway.records[0].outcome is Outcome.CLIENT_LEFT
+    assert answer.status == 200
+
+
 async def test_a_connection_that_was_paused_serves_the_next_request() -> None:
     large = ok(completion("x" * 30_000_000))
 
@@ -136,3 +154,28 @@ async def test_a_large_body_reaches_a_replica_that_reads_slowly() -> None:
             answer = await gateway.ask(post(body))
 
     assert answer.body == b"%d" % len(body)
+
+
+async def test_a_client_of_http_1_0_that_was_cut_off_does_not_take_its_part_for_the_whole() -> None:
+    body = b"x" * 8_000_000
+
+    async def script(turn: Turn) -> None:
+        await turn.send(b"HTTP/1.1 200 OK\r\n\r\n" + body)
+        turn.close()
+
+    async with (
+        ScriptedReplica(script) as replica,
+        # The whole answer is in the gateway's own buffer, so the exchange ends before the client.
+        gateway_of(
+            replica, client_write_timeout_s=0.2, write_buffer_bytes_max=100_000_000
+        ) as gateway,
+    ):
+        client = await gateway.connect(limit=1000)
+        await client.send(post(chat(), version="1.0"))
+        record = await gateway.record()
+        await until(lambda: gateway.plane.stats().clients == 0, "the client is cut off")
+
+        with pytest.raises(ConnectionResetError):
+            await client.reader.read(-1)
+
+    assert record.outcome is Outcome.COMPLETE

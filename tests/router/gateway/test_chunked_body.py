@@ -102,6 +102,9 @@ def test_a_body_that_is_read_whole_llhttp_reads_alike(pieces: list[bytes]) -> No
         *(b"0\r\nX : 1\r\n\r\n", b"0\r\n X: 1\r\n\r\n", b"0\r\nX: 1\n\r\n", b"1" * 16 + b"\r\n"),
         b"4" + b";" + b"x" * 2000,
         b"0\r\nX: " + b"y" * 200,
+        # Names that another hop could take for the head's.
+        *(b"0\r\nContent-Length: 3\r\n\r\n", b"0\r\nX: 1\r\ntransfer-encoding: chunked\r\n\r\n"),
+        b"0\r\nHOST:a\r\n\r\n",
     ],
     ids=repr,
 )

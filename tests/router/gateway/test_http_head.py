@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from router.gateway.config import GatewayConfig
 from router.gateway.http_head import (
     BadHeadError,
     Framing,
@@ -21,7 +22,7 @@ from router.gateway.http_head import (
     request_bytes,
 )
 
-HEADS = RequestHeads(forward_authorization=True, session_header="x-session-id")
+HEADS = RequestHeads(GatewayConfig())
 FIRST = b"POST /v1/x HTTP/1.1\r\n"
 
 
@@ -180,6 +181,18 @@ def test_heads_that_are_alike_keep_their_own_lengths() -> None:
     assert without is None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"content-length:%d", b"Content-length: %d", b"CONTENT-LENGTH:\t%d", b"Content-Length:%d "],
+)
+def test_heads_that_are_alike_keep_their_lengths_however_those_are_written(line: bytes) -> None:
+    heads = [FIRST + b"Host: a\r\n" + line % n + b"\r\n" for n in (4, 4, 7)]
+    answers = [b"HTTP/1.1 200 OK\r\n" + line % n + b"\r\n" for n in (4, 4, 7)]
+
+    assert [HEADS.read(head)[1] for head in heads] == [4, 4, 7]
+    assert [read_answer_head(head)[1] for head in answers] == [4, 4, 7]
+
+
 def test_headers_keep_their_order_case_spacing_and_duplicates() -> None:
     head = read(b"X-b:  2 ", b"HOST: a", b"x-A:1", b"Content-Length: 3", b"X-b: 3", b"Expect: x")
 
@@ -245,7 +258,7 @@ def test_an_empty_request_id_counts_for_none() -> None:
 
 
 def test_authorization_ends_here_if_it_is_not_to_be_forwarded() -> None:
-    heads = RequestHeads(forward_authorization=False, session_header="x-session-id")
+    heads = RequestHeads(GatewayConfig(forward_authorization=False))
 
     head, _ = heads.read(FIRST + b"Host: a\r\nAUTHORIZATION: Bearer sk-1\r\nX: 1\r\n")
 

@@ -77,7 +77,10 @@ def in_flight(gateway: RunningGateway) -> int:
 async def test_the_replica_is_told_when_the_client_leaves(
     script: Script, leave: Leave, version: str
 ) -> None:
-    async with ScriptedReplica(script) as replica, gateway_of(replica) as gateway:
+    async with (
+        ScriptedReplica(script) as replica,
+        gateway_of(replica, half_closed_within_s=0.0) as gateway,
+    ):
         client = await gateway.connect()
         await client.send(post(chat(stream=True), version=version))
         await replica.arrived.wait()
@@ -219,6 +222,58 @@ async def test_a_client_that_has_only_finished_sending_gets_its_answer(is_stream
     assert answer.body == (b"".join(events) if is_stream else b"{}")
     assert rest == b""
     assert record.outcome is Outcome.COMPLETE
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_client_of_http_1_0_that_has_only_finished_sending_gets_its_answer(
+    is_stream: bool,
+) -> None:
+    async def script(turn: Turn) -> None:
+        await asyncio.sleep(0.1)  # long enough for some sweeps to find the client gone
+        await turn.send(STREAM_HEAD + chunk(DONE) + LAST_CHUNK if is_stream else ok(b"{}"))
+
+    async with (
+        ScriptedReplica(script) as replica,
+        gateway_of(replica, half_closed_within_s=30.0) as gateway,
+    ):
+        client = await gateway.connect()
+        await client.send(post(chat(stream=is_stream), version="1.0"))
+        client.finish_sending()
+        answer = await client.answer()
+
+    assert answer.is_whole
+    assert answer.body == (DONE if is_stream else b"{}")
+
+
+async def test_a_client_of_http_1_0_that_left_at_once_is_noticed_by_the_next_bytes() -> None:
+    async with (
+        ScriptedReplica(trickle) as replica,
+        gateway_of(replica, half_closed_within_s=30.0) as gateway,
+    ):
+        client = await gateway.connect()
+        await client.send(post(chat(stream=True), version="1.0"))
+        client.close()
+        await until(lambda: bool(replica.requests) and replica.num_open == 0)
+        record = await gateway.record()
+
+    assert record.outcome is Outcome.CLIENT_LEFT
+
+
+async def test_pipelined_requests_of_a_client_that_has_finished_sending_are_all_answered() -> None:
+    async def script(turn: Turn) -> None:
+        await asyncio.sleep(0.03)
+        await turn.send(ok(turn.request.body))
+
+    bodies = [chat(text) for text in ("a", "b", "c")]
+    async with ScriptedReplica(script) as replica, gateway_of(replica) as gateway:
+        client = await gateway.connect()
+        await client.send(b"".join(map(post, bodies)))
+        client.finish_sending()
+        answers = [await client.answer() for _ in bodies]
+        rest = await client.rest()
+
+    assert [answer.body for answer in answers] == bodies
+    assert rest == b""
 
 
 async def test_a_client_that_has_finished_sending_is_still_noticed_when_it_leaves() -> None:

@@ -84,3 +84,13 @@ def test_a_chunk_of_the_gateway_fits_only_between_two_of_the_replica(
     relay, _ = begun(framing)
 
     assert relay.can_add_chunk(is_between_chunks) is can
+
+
+def test_a_chunk_of_the_gateway_comes_after_a_head_that_was_still_held_back() -> None:
+    relay, written = begun(Framing.CHUNKED)
+
+    relay.add_chunk(b"data: 1\n\n")
+
+    head, _, body = b"".join(written).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert body == b"9\r\ndata: 1\n\n\r\n"

@@ -1,6 +1,7 @@
 """The connections that are kept for a replica, without a network."""
 
 import asyncio
+import ssl
 from typing import cast
 
 import pytest
@@ -47,7 +48,8 @@ class Caller:
 
 
 def pool_of(clock: Clock, **settings: float) -> ReplicaPool:
-    return ReplicaPool(URL, GatewayConfig(**settings), clock)  # type: ignore[arg-type]
+    config = GatewayConfig(**settings)  # type: ignore[arg-type]
+    return ReplicaPool(URL, config, clock, ssl.create_default_context)
 
 
 def connection_in(pool: ReplicaPool, now_us: int = 0) -> tuple[ReplicaConnection, Wire]:
@@ -117,7 +119,7 @@ async def test_a_connection_that_comes_when_it_is_no_longer_wanted_is_closed(
 
     monkeypatch.setattr(pool, "_connect", connect)
     caller = Caller()
-    task = pool.open(caller)
+    task = pool.open(caller, 10_000_000)
     await is_open.wait()
     task.cancel()
     await until(task.done)

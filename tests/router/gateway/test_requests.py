@@ -1,6 +1,7 @@
 """The client's side of HTTP: what is served, what is refused and how, what follows a refusal."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -123,6 +124,55 @@ async def test_a_request_for_an_upgrade_is_served_without_it() -> None:
 
     assert [answer.status for answer in answers] == [200, 200]
     assert not replica.requests[0].values("upgrade")
+
+
+async def test_a_websocket_is_refused_with_what_to_do_instead() -> None:
+    headers = ("Connection: keep-alive, Upgrade", "Upgrade: WebSocket", "Sec-WebSocket-Key: x")
+    async with ScriptedReplica(echo) as replica, gateway_of(replica) as gateway:
+        client = await gateway.connect()
+        refused = await client.ask(get("/v1/realtime", *headers))
+        served = await client.ask(post(chat()))
+
+    assert (refused.status, refused.code) == (400, "upgrade_refused")
+    assert b"POST" in refused.body
+    assert served.status == 200
+    assert len(replica.requests) == 1
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_an_expectation_that_cannot_be_met_is_refused(version: str) -> None:
+    async with ScriptedReplica(echo) as replica, gateway_of(replica) as gateway:
+        answer = await gateway.ask(post(chat(), "Expect: 200-ok", version=version))
+
+    if version == "1.0":  # which knows no expectations
+        assert answer.status == 200
+        assert not replica.requests[0].values("expect")
+    else:
+        assert (answer.status, answer.code) == (417, "expectation_failed")
+        assert not replica.requests
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "kind", "code"),
+    [
+        (b"x" * 3000, [], 413, "request_too_large", "body_too_large"),
+        (b"{}", ["Expect: x"], 417, "invalid_request_error", "expectation_failed"),
+        (chat(model="none"), [], 404, "not_found_error", "model_not_found"),
+        (chat(model="m"), [], 502, "api_error", "replica_connect_failed"),
+    ],
+)
+async def test_below_messages_an_error_has_the_shape_of_anthropic(
+    body: bytes, headers: list[str], status: int, kind: str, code: str
+) -> None:
+    async with gateway_of("http://127.0.0.1:1", max_body_bytes=2000) as gateway:
+        answer = await gateway.ask(post(body, *headers, path="/v1/messages?beta=true"))
+
+    error = json.loads(answer.body)
+    assert answer.status == status
+    assert error.keys() == {"type", "error"}
+    assert error["type"] == "error"
+    assert error["error"].keys() == {"type", "message", "code"}
+    assert (error["error"]["type"], error["error"]["code"]) == (kind, code)
 
 
 async def test_the_body_is_asked_for_where_the_client_waits_for_that() -> None:
@@ -301,6 +351,23 @@ SMUGGLED = b"GET /v1/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
         b"Host: b\r\n\r\n" + SMUGGLED,
         b"Transfer-Encoding: chunked\r\n\r\n0x0\r\n\r\n" + SMUGGLED,
         b"Transfer-Encoding: chunked\r\n\r\n0\n\n" + SMUGGLED,
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        b'Transfer-Encoding: "chunked"\r\n\r\n0\r\n\r\n' + SMUGGLED,
+        b"Transfer-Encoding: chunked;a=b\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        b"Transfer-Encoding: chunked\r\n\r\n1;\n\r\nx\r\n0\r\n\r\n" + SMUGGLED,
+        b"Transfer-Encoding: chunked\r\n\r\n2\r\nx\r\n0\r\n\r\n" + SMUGGLED,
+        b"Transfer-Encoding: chunked\r\n\r\n-1\r\n" + SMUGGLED,
+        b"Transfer-Encoding: chunked\r\n\r\n10000000000000000\r\n" + SMUGGLED,
+        b"Content-Length: 5\r\nContent-Length: 5\r\n\r\n" + SMUGGLED,
+        b"Content-Length: 1_0\r\n\r\n" + SMUGGLED,
+        b"Content-Length: 0x10\r\n\r\n" + SMUGGLED,
+        b"Content-Length: \r\n\r\n" + SMUGGLED,
+        b"\r\n: 0\r\n\r\n"[2:] + SMUGGLED,
+        b"X\x00Y: 0\r\n\r\n" + SMUGGLED,
+        b"X: a\r\r\n\r\n" + SMUGGLED,
     ],
     ids=lambda attack: repr(attack.removesuffix(SMUGGLED)),
 )

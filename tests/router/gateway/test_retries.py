@@ -320,3 +320,77 @@ async def test_the_stream_of_the_second_replica_is_the_whole_answer() -> None:
 
     assert [answer.body for answer in answers] == [b"".join(events)] * 2
     assert [answer.value("x-warmroute-replica") for answer in answers] == ["b", "b"]
+
+
+async def lost_model(turn: Turn) -> None:
+    error = b'{"error": {"message": "The model `m` does not exist.", "code": 404}}'
+    await turn.send(ok(error, status="404 Not Found"))
+
+
+async def test_a_replica_that_lost_its_model_costs_no_client_a_request() -> None:
+    async with (
+        ScriptedReplica(lost_model, "a") as a,
+        ScriptedReplica(answering(ok(completion())), "b") as b,
+        gateway_of(a, b) as gateway,
+    ):
+        statuses = [(await gateway.chat(f"text {index}")).status for index in range(20)]
+        breakers = [status.breaker.value for status in gateway.fleet.views()]
+        page = gateway.metrics.render().decode()
+
+    assert statuses == [200] * 20
+    assert len(a.requests) == 1  # then it is left alone for a while
+    assert breakers == ["closed", "closed"]
+    assert 'warmroute_retries_total{reason="replica_lacks_model"} 1.0' in page
+
+
+async def test_a_model_that_all_replicas_lost_is_their_own_404() -> None:
+    async with (
+        ScriptedReplica(lost_model, "a") as a,
+        ScriptedReplica(lost_model, "b") as b,
+        gateway_of(a, b) as gateway,
+    ):
+        answer = await gateway.chat()
+        record = await gateway.record()
+
+    assert (answer.status, record.outcome) == (404, Outcome.REPLICA_ERROR)
+    assert b"The model `m` does not exist." in answer.body
+    assert len(a.requests) + len(b.requests) == 2
+
+
+async def test_each_attempt_has_an_id_of_its_own_and_the_client_its_own_back() -> None:
+    async def busy(turn: Turn) -> None:
+        await turn.send(ok(b"{}", status="503 Service Unavailable"))
+
+    async def echoing(turn: Turn) -> None:
+        (given,) = turn.request.values("x-request-id")
+        await turn.send(ok(completion(), f"X-Request-Id: {given}"))
+
+    async with (
+        ScriptedReplica(busy, "a") as a,
+        ScriptedReplica(busy, "b") as b,
+        gateway_of(a, b) as gateway,
+    ):
+        refused = await gateway.chat("hi", "X-Request-ID: mine")
+        a.script = b.script = echoing
+        served = await gateway.chat("hi", "x-request-id: mine too")
+
+    ids = [request.values("x-request-id") for request in (*a.requests, *b.requests)]
+    assert sorted(ids) == [["mine"], ["mine too"], ["mine-2"]]
+    assert refused.status == 503
+    assert served.value("x-request-id") == "mine too"
+
+
+async def test_a_kept_connection_that_was_closed_is_counted() -> None:
+    async def answers_once(turn: Turn) -> None:
+        if turn.index == 0:
+            await turn.send(ok(completion()))
+        else:
+            turn.close()
+
+    async with ScriptedReplica(answers_once) as replica, gateway_of(replica) as gateway:
+        statuses = [(await gateway.chat()).status for _ in range(2)]
+        page = gateway.metrics.render().decode()
+
+    assert statuses == [200, 200]
+    assert "warmroute_stale_connections_total 1.0" in page
+    assert [r.values("x-request-id")[0][-2:] for r in replica.requests][2] == "-2"

@@ -72,6 +72,8 @@ def test_paths_that_clients_invent_make_no_labels_and_no_entries() -> None:
         {"max_body_bytes": 0},
         {"sweep_s": -1.0},
         {"session_header": "Authorization"},
+        {"session_header": "X-Api-Key"},
+        {"probe_path": "health"},
         {"proxied_paths": ("v1/",)},
     ],
     ids=str,

@@ -9,6 +9,7 @@ import pytest
 from contract.failures import Failure
 from router.core.health import BreakerState
 from router.core.reason import Outcome
+from router.gateway.config import GatewayConfig
 from tests.router.gateway.running import gateway_of
 from tests.router.gateway.scripted_replica import (
     Script,
@@ -224,3 +225,73 @@ async def test_a_connection_is_not_idle_while_its_request_runs() -> None:
         answer = await gateway.chat()
 
     assert answer.status == 200
+
+
+TOTAL: dict[str, Any] = {"total_timeout_s": SHORT}
+
+
+async def dripping(turn: Turn) -> None:
+    await turn.send(STREAM_HEAD)
+    while True:
+        await turn.send(chunk(event("t")))
+        await asyncio.sleep(SHORT / 5)
+
+
+async def test_an_answer_that_flows_for_longer_than_the_whole_may_take_is_cut() -> None:
+    async with ScriptedReplica(dripping) as replica, gateway_of(replica, **TOTAL) as gateway:
+        answer = await gateway.chat(stream=True)
+        record = await gateway.record()
+
+    assert not answer.is_whole
+    assert b'"request_timed_out"' in answer.body
+    assert (record.outcome, record.failure) == (Outcome.BROKEN, Failure.TOTAL_TIMEOUT)
+
+
+async def test_a_request_that_takes_longer_than_it_may_gets_a_504_wherever_it_waits() -> None:
+    settings = TOTAL | {"routing": {"in_flight_max": 1}}
+    async with ScriptedReplica(never_answering) as replica, gateway_of(replica, **settings) as gw:
+        answers = await asyncio.gather(gw.chat(), gw.chat())  # one is sent, one is queued
+
+    assert [(answer.status, answer.code) for answer in answers] == [(504, "request_timed_out")] * 2
+
+
+async def test_a_client_may_ask_for_less_time_and_never_for_more() -> None:
+    async with (
+        ScriptedReplica(never_answering) as replica,
+        gateway_of(replica, asked_timeout_max_s=SHORT) as gateway,
+    ):
+        shorter = await gateway.chat("hi", "X-Warmroute-Timeout-Ms: 50")
+        longer = await gateway.chat("hi", "X-Warmroute-Timeout-Ms: 999999999")
+
+    assert (shorter.code, longer.code) == ("request_timed_out", "request_timed_out")
+    assert not any(request.values("x-warmroute-timeout-ms") for request in replica.requests)
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "9" * 13, ""])
+async def test_a_time_that_cannot_be_read_is_refused(value: str) -> None:
+    async with ScriptedReplica(never_answering) as replica, gateway_of(replica) as gateway:
+        answer = await gateway.chat("hi", f"X-Warmroute-Timeout-Ms: {value}")
+
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert not replica.requests
+
+
+async def test_a_model_may_have_limits_of_its_own() -> None:
+    settings: dict[str, Any] = {"model_timeouts": (f"m answer_timeout_s={SHORT}",)}
+    async with ScriptedReplica(never_answering) as replica, gateway_of(replica, **settings) as gw:
+        answer = await gw.chat()
+
+    assert answer.code == "replica_first_byte_timeout"
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ("m answer_s=3", "has no limit 'answer_s'; known: connect_timeout_s"),
+        ("m answer_timeout_s=soon", "expected seconds"),
+        ("m answer_timeout_s=-1", "must be 0 or more"),
+    ],
+)
+def test_a_limit_of_a_model_that_cannot_be_read_stops_the_start(entry: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        GatewayConfig(model_timeouts=(entry,))

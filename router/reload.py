@@ -1,0 +1,138 @@
+"""The settings in force, and the taking in of changed ones while requests run: all, or none.
+
+    1. read     the file, the environment, the flags, and every file that these name, on a thread
+    2. compare  what differs and needs a restart is refused, by its name
+    3. take     in one turn of the event loop; nothing in it can fail
+
+A step that fails leaves everything as it was; the reason is in the answer, the log and a metric.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from contract.options import SettingError, option_rows
+from router.config import SECTIONS, RouterConfig
+from router.core.fleet import FleetState
+from router.gateway.api_keys import ApiKeys, read_api_keys
+from router.gateway.credentials import Credentials, read_credentials
+from router.metrics import RouterMetrics
+
+NEEDS_RESTART = frozenset(
+    {"gateway.host", "gateway.port", "gateway.backlog", "gateway.dns_ttl_s"}
+    | {"admin.admin_host", "admin.admin_port"}
+    | {"admin.models_interval_s", "admin.models_timeout_s"}
+)
+"""Settings that are read once, beside those of ``SECTIONS_NEED_RESTART``."""
+
+SECTIONS_NEED_RESTART = frozenset({"routing", "store"})
+
+Reread = Callable[[], RouterConfig]
+"""Reads all settings again from where they came. Raises SettingError."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings, with what was read from the files that they name."""
+
+    config: RouterConfig
+    credentials: Credentials
+    admin_keys: ApiKeys | None
+
+    @classmethod
+    def read(cls, config: RouterConfig) -> "Settings":
+        """Read the files. Raises SettingError."""
+        admin = config.admin
+        keys = read_api_keys(admin.admin_keys, admin.admin_keys_file, "[admin] admin_keys")
+        return cls(config, read_credentials(config.gateway), keys)
+
+
+class LiveSettings:
+    """Holds what is in force; ``take`` is called with what was, and with what is from then on."""
+
+    def __init__(
+        self, settings: Settings, reread: Reread | None = None, metrics: RouterMetrics | None = None
+    ) -> None:
+        self.now = settings
+        self.generation = 1
+        self.take: Callable[[RouterConfig, Settings], None] = lambda _before, _after: None
+        self._reread = reread
+        self._metrics = metrics
+        self._one_at_a_time = asyncio.Lock()
+
+    async def reload(self) -> list[str]:
+        """Take in what has changed; return its names. Raises SettingError, with nothing changed."""
+        async with self._one_at_a_time:
+            try:
+                settings = await asyncio.to_thread(self._read)
+                changed = _changes(self.now.config, settings.config)
+                _refuse_restarts(changed)
+            except SettingError as error:
+                if self._metrics is not None:
+                    self._metrics.config_refused()
+                log.error("settings stay as they were: %s", error)
+                raise
+            before, self.now = self.now.config, settings
+            self.take(before, settings)
+            self.generation += 1
+            if self._metrics is not None:
+                self._metrics.config_generation = self.generation
+            names = ", ".join(changed) or "none, files read again"
+            log.info("settings of generation %d are in force; changed: %s", self.generation, names)
+            return changed
+
+    def _read(self) -> Settings:
+        if self._reread is None:
+            raise SettingError("this gateway was started in a way that cannot be repeated")
+        return Settings.read(self._reread())
+
+
+def take_replicas(
+    fleet: FleetState, before: RouterConfig, after: RouterConfig, now_us: int
+) -> None:
+    """Bring the fleet from one list of replicas to the next; those in both are not touched.
+
+    What runs on one that goes is not touched either. Replicas that report stay, whatever is listed.
+    """
+    reporting = {s.view.replica_id for s in fleet.views() if s.report is not None}
+    for entry in before.replicas:
+        replica_id = entry.replica_id or entry.url
+        if entry not in after.replicas and replica_id not in reporting:
+            fleet.remove(replica_id)
+    for entry in after.replicas:
+        if entry not in before.replicas:
+            fleet.add_static(entry.url, entry.replica_id, entry.model, now_us=now_us)
+
+
+def _changes(before: RouterConfig, after: RouterConfig) -> list[str]:
+    was, is_now = _values(before), _values(after)
+    return [name for name in was | is_now if was.get(name) != is_now.get(name)]
+
+
+def _values(config: RouterConfig) -> dict[str, Any]:
+    values = {
+        f"{name}.{row.name}": getattr(getattr(config, name), row.name)
+        for name, section in SECTIONS.items()
+        for row in option_rows(section)
+    }
+    policy = config.policy
+    values["policy.name"] = policy.name
+    values |= {
+        f"policy.{policy.name}.{row.name}": getattr(policy, row.name)
+        for row in option_rows(type(policy))
+    }
+    return values | {"replicas": config.replicas}
+
+
+def _refuse_restarts(changed: list[str]) -> None:
+    fixed = [
+        name
+        for name in changed
+        if name in NEEDS_RESTART or name.partition(".")[0] in SECTIONS_NEED_RESTART
+    ]
+    if fixed:
+        raise SettingError(f"these need a restart: {', '.join(fixed)}; nothing was changed")

@@ -1,0 +1,271 @@
+"""Long and compressed bodies are read by another process, and nobody else waits meanwhile.
+
+What that process finds must be what the event loop would have found itself.
+"""
+
+import asyncio
+import gzip
+import json
+import os
+import signal
+import time
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.failures import Failure
+from router.core.config import RoutingConfig
+from router.core.reason import Outcome
+from router.core.request import BadRequestError, route_request
+from router.gateway.body_worker import PROMPT_BYTES_MAX, Question, answer_of, decode_answer
+from tests.router.gateway.running import RawClient, RunningGateway, gateway_of
+from tests.router.gateway.scripted_replica import ScriptedReplica, Turn
+from tests.router.gateway.wire import chat, ok, post
+from tests.waiting import until
+
+MIB = 1024 * 1024
+ROUTING = RoutingConfig()
+SMALL_TURN: dict[str, Any] = {"body_in_turn_bytes_max": 100}
+CHAT_PATH = "/v1/chat/completions"
+
+
+async def echo_size(turn: Turn) -> None:
+    await turn.send(ok(b'{"size": %d}' % len(turn.request.body)))
+
+
+def question(path: str = CHAT_PATH, encoding: str = "", limit: int = MIB) -> Question:
+    return Question(path, "", "session", encoding, limit)
+
+
+def worker_of(gateway: RunningGateway) -> int:
+    process = gateway.plane.context.bodies._process
+    assert process is not None
+    return process.pid
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner)
+)
+BODIES = st.one_of(
+    st.binary(),
+    JSON.map(lambda value: json.dumps(value).encode()),
+    st.text().map(chat),
+    st.lists(st.integers(0, 2**32 - 1)).map(
+        lambda ids: json.dumps({"model": "m", "prompt": ids}).encode()
+    ),
+)
+
+
+@given(BODIES, st.sampled_from([CHAT_PATH, "/v1/completions", "/v1/embeddings"]))
+def test_the_other_process_finds_what_would_be_found_here(body: bytes, path: str) -> None:
+    try:
+        here: Any = route_request(path, body, "", ROUTING, "session")
+    except BadRequestError as error:
+        here = (error.failure.name, error.message, error.param)
+
+    answer = decode_answer(msgspec.msgpack.encode(answer_of(question(path), body, ROUTING)))
+
+    there = answer.request or (answer.failure, answer.message, answer.param)
+    assert there == here
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"),
+    [("gzip", gzip.compress), ("x-gzip", gzip.compress), ("deflate", zlib.compress)],
+)
+def test_a_compressed_body_is_routed_by_what_is_in_it(encoding: str, compress: Any) -> None:
+    body = chat("hello " * 1000)
+
+    answer = answer_of(question(encoding=encoding), compress(body), ROUTING)
+
+    assert answer.request == route_request(CHAT_PATH, body, "", ROUTING, "session")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        *(("br", b"any"), ("zstd", b"any"), ("gzip, gzip", b"any"), ("gzip", b"no gzip")),
+        *(("gzip", gzip.compress(chat())[:-9]), ("gzip", b"")),
+    ],
+)
+def test_what_cannot_be_decompressed_is_routed_by_load(encoding: str, body: bytes) -> None:
+    answer = answer_of(question(encoding=encoding), body, ROUTING)
+
+    assert answer.request is not None
+    assert (answer.request.prompt, answer.request.model) == (b"", None)
+    assert answer.request.session_key == "session"
+
+
+def test_a_body_that_grows_without_end_is_refused() -> None:
+    bomb = gzip.compress(b" " * 50 * MIB)
+
+    answer = answer_of(question(encoding="gzip"), bomb, ROUTING)
+
+    assert answer.failure == Failure.BODY_TOO_LARGE.name
+
+
+def test_no_more_of_a_prompt_is_given_back_than_is_looked_for() -> None:
+    answer = answer_of(question(), chat("x" * (PROMPT_BYTES_MAX + MIB)), ROUTING)
+
+    assert answer.request is not None
+    assert len(answer.request.prompt) == PROMPT_BYTES_MAX
+    assert answer.request.prompt_tokens > PROMPT_BYTES_MAX / ROUTING.bytes_per_token
+
+
+async def test_a_long_request_is_matched_like_a_short_one() -> None:
+    body = chat("x" * 10_000)
+    async with ScriptedReplica(echo_size) as replica, gateway_of(replica, **SMALL_TURN) as gateway:
+        answers = [await gateway.ask(post(body, "x-request-id: mine")) for _ in range(2)]
+        gateway.records[0].request_id = "first"
+        record = gateway.records[-1]
+
+    assert [answer.status for answer in answers] == [200, 200]
+    assert int(answers[1].value("x-warmroute-matched-tokens")) > 2000
+    assert answers[1].value("x-request-id") == "mine"
+    assert (record.model, record.outcome, record.body_bytes) == ("m", Outcome.COMPLETE, len(body))
+
+
+async def test_a_compressed_body_reaches_the_replica_as_it_came() -> None:
+    body = gzip.compress(chat("hi"))
+    async with ScriptedReplica(echo_size) as replica, gateway_of(replica) as gateway:
+        answer = await gateway.ask(post(body, "Content-Encoding: gzip"))
+        record = await gateway.record()
+
+    assert answer.status == 200
+    assert replica.requests[0].body == body
+    assert replica.requests[0].values("content-encoding") == ["gzip"]
+    assert record.model == "m"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [(b"{" * 200, 400), (chat("x" * 200, model="none"), 404)]
+)
+async def test_a_long_request_is_refused_like_a_short_one(body: bytes, status: int) -> None:
+    async with ScriptedReplica(echo_size) as replica, gateway_of(replica) as gateway:
+        short = await gateway.ask(post(body))
+    async with ScriptedReplica(echo_size) as replica, gateway_of(replica, **SMALL_TURN) as gateway:
+        long = await gateway.ask(post(body))
+
+    assert short.status == status
+    assert (long.status, long.body) == (short.status, short.body)
+
+
+async def test_pipelined_requests_keep_their_order_around_a_long_one() -> None:
+    async with (
+        ScriptedReplica(echo_size) as replica,
+        gateway_of(replica, body_in_turn_bytes_max=1000) as gateway,
+    ):
+        client = await gateway.connect()
+        bodies = [chat("a"), chat("b" * 2000), chat("c" * 10)]
+        await client.send(b"".join(map(post, bodies)))
+        answers = [await client.answer() for _ in bodies]
+
+    assert [json.loads(answer.body)["size"] for answer in answers] == list(map(len, bodies))
+
+
+@pytest.mark.parametrize("leave", [RawClient.close, RawClient.reset])
+async def test_a_client_that_leaves_while_its_body_is_read_is_forgotten(leave: Any) -> None:
+    async with ScriptedReplica(echo_size) as replica, gateway_of(replica, **SMALL_TURN) as gateway:
+        await gateway.chat("x" * 200)
+        os.kill(worker_of(gateway), signal.SIGSTOP)
+        client = await gateway.connect()
+        await client.send(post(chat("x" * 200)))
+        await until(lambda: gateway.plane.stats().exchanges == 1)
+        leave(client)
+        await until(lambda: len(gateway.records) == 2)
+        after = await gateway.chat("x" * 200)
+
+    assert gateway.records[1].outcome is Outcome.CLIENT_LEFT
+    assert after.status == 200
+    assert len(replica.requests) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_process_that_hangs_or_dies_costs_only_the_match(number: signal.Signals) -> None:
+    async with (
+        ScriptedReplica(echo_size) as replica,
+        gateway_of(replica, body_reading_timeout_s=2.0, **SMALL_TURN) as gateway,
+    ):
+        answers = [await gateway.chat("x" * 2000)]
+        os.kill(worker_of(gateway), number)
+        answers += [await gateway.chat("x" * 2000) for _ in range(2)]
+        await gateway.record()
+
+    matched = [int(answer.value("x-warmroute-matched-tokens")) for answer in answers]
+    assert [answer.status for answer in answers] == [200] * 3
+    assert matched[1] == 0 or number is signal.SIGKILL  # it may have been replaced by then
+    assert matched[2] > 0
+
+
+async def test_the_end_of_the_drain_is_told_to_who_waits_for_the_reading() -> None:
+    async with gateway_of(**SMALL_TURN) as gateway:
+        await gateway.ask(post(b"{" * 200))
+        os.kill(worker_of(gateway), signal.SIGSTOP)
+        client = await gateway.connect()
+        await client.send(post(chat("x" * 200)))
+        await until(lambda: gateway.plane.stats().exchanges == 1)
+        await gateway.plane.stop(0.1)
+        answer = await client.answer()
+
+    assert (answer.status, answer.code) == (503, "draining")
+    assert gateway.records[-1].failure is Failure.DRAINING
+
+
+def worst(kind: str) -> bytes:
+    """Return a body of 32 MiB that takes long to read."""
+    if kind == "text":
+        return chat("x" * 32 * MIB)
+    message = b'{"role":"user","content":"a"}'
+    return b'{"model":"m","messages":[%b]}' % b",".join([message] * (32 * MIB // 30))
+
+
+class Sink(asyncio.Protocol):
+    """A replica that looks at nothing: what it does on this event loop must not count."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._missing = num_bytes
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(b"POST "):
+            data = data.partition(b"\r\n\r\n")[2]
+        self._missing -= len(data)
+        if not self._missing:
+            self._transport.write(ok(b"{}"))  # type: ignore[attr-defined]  # uvloop's has it
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["text", "messages"])
+async def test_the_event_loop_does_not_stand_still_for_32_mib(kind: str) -> None:
+    """The limit is on the CPU time of this thread between two turns, which other processes do not
+    lengthen as they do the time on the wall.
+    """
+    body = worst(kind)
+    busy_s: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before_s = time.thread_time()
+            await asyncio.sleep(0)
+            busy_s.append(time.thread_time() - before_s)
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Sink(len(body)), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, gateway_of(url) as gateway:
+        client = await gateway.connect()
+        watcher = asyncio.create_task(watch())
+        await client.send(post(body)[: -len(body)])
+        for start in range(0, len(body), MIB):
+            await client.send(body[start : start + MIB])
+        answer = await client.answer()
+        watcher.cancel()
+
+    assert answer.status == 200
+    assert max(busy_s) < 0.05
