@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test check bench validate record-vllm compose-test docs fuzz clean
+.PHONY: install demo test check bench validate weather record-vllm compose-test docs fuzz fuzz-http chaos soak clean
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,12 @@ check: install
 bench: install
 	$(BIN)/python -m bench.overhead
 
+# Every policy in every weather: about 90 minutes of CPU time, resumed where it stopped.
+# Remove build/weather.jsonl after a change of the code.
+JOBS ?= 1
+weather: install
+	$(BIN)/python -m bench.weather --jobs $(JOBS) --write
+
 # The simulator against what is known: about 20 minutes of CPU time. A miss does not end it.
 validate: install
 	-$(BIN)/warmroute simulate validate --markdown docs/validation.md
@@ -42,11 +48,27 @@ record-vllm: install
 	$(BIN)/warmroute replay-scheduler build/vllm.jsonl.gz
 	$(BIN)/warmroute replay-scheduler --leap build/vllm.jsonl.gz
 
-# Random fleets, workloads and accidents in virtual time: make fuzz SEEDS=10000 FIRST=200
+# Random fleets, workloads and accidents in virtual time, then hostile bytes from both sides of the
+# gateway: make fuzz SEEDS=10000 FIRST=200, make fuzz-http SEED=3 INPUTS=1000000
 SEEDS ?= 2000
 FIRST ?= 200
-fuzz: install
+fuzz: install fuzz-http
 	$(BIN)/warmroute simulate fuzz --seeds $(SEEDS) --first $(FIRST)
+
+INPUTS ?= 20000
+fuzz-http: install
+	$(BIN)/python -m bench.reliability.http_fuzz --seed $(SEED) --count $(INPUTS) $(MARKDOWN)
+
+# A fleet of processes that falls apart while it serves: make chaos SEED=3 FAILOVER=resume. And
+# hours of it: make soak MINUTES=30. Results go to the page with MARKDOWN='--markdown docs/reliability.md'
+FAILOVER ?= off
+MINUTES ?= 30
+MARKDOWN ?=
+chaos: install
+	$(BIN)/python -m bench.reliability.chaos --seed $(SEED) --failover $(FAILOVER) $(MARKDOWN)
+
+soak: install
+	$(BIN)/python -m bench.reliability.soak --seed $(SEED) --minutes $(MINUTES) $(MARKDOWN)
 
 compose-test:
 	deploy/compose-test/run

@@ -1,0 +1,1 @@
+"""The gateway under accidents: hostile bytes, dying processes, hours of churn."""
