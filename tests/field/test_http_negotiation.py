@@ -1,0 +1,114 @@
+"""What is agreed on before a request: a body that waits to be asked for, a page that may ask."""
+
+import pytest
+
+from tests.field.harness import Fake, gateway_of, refusing, resetting, saying
+from tests.router.gateway.scripted_replica import Script
+from tests.router.gateway.wire import chat, get, post
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("size", [10, 2_000, 70_000])
+async def test_http_07_a_body_that_waits_to_be_asked_for_is_asked_for(size: int) -> None:
+    body = chat("x" * size)
+    head, _, _ = post(body, "Expect: 100-continue").partition(b"\r\n\r\n")
+    async with Fake() as a, gateway_of(a) as gateway:
+        client = await gateway.connect()
+        await client.send(head + b"\r\n\r\n")
+        assert await client.line() == b"HTTP/1.1 100 Continue\r\n"
+        assert await client.line() == b"\r\n"
+        answer = await client.ask(body)
+
+    assert answer.status == 200
+    assert a.asked[0].body == body
+    assert a.asked[0].values("expect") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "lines", "status"),
+    [
+        ("/nothing/here", [], 404),
+        (PATH, ["Content-Length: 999999999"], 413),
+    ],
+)
+async def test_http_07_a_body_that_is_not_wanted_is_refused_before_it_is_sent(
+    path: str, lines: list[str], status: int
+) -> None:
+    lines = lines or ["Content-Length: 10"]
+    head = "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", "Expect: 100-continue", *lines])
+    async with gateway_of() as gateway:
+        client = await gateway.connect()
+        await client.send(head.encode() + b"\r\n\r\n")
+
+        assert (await client.line()).startswith(b"HTTP/1.1 %d" % status)
+        assert b"100 Continue" not in await client.rest()
+
+
+async def test_http_07_another_expectation_is_no_fault_of_the_gateway() -> None:
+    async with Fake() as a, gateway_of(a) as gateway:
+        answer = await gateway.chat("hi", "Expect: foo")
+
+    assert answer.status in (200, 417)
+    assert not any(request.values("expect") for request in a.asked)
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/models", "/v1/embeddings"])
+async def test_http_08_without_cors_a_preflight_is_answered_and_allows_nothing(path: str) -> None:
+    lines = ["Origin: http://page.example", "Access-Control-Request-Method: POST"]
+    async with Fake() as a, gateway_of(a) as gateway:
+        answer = await gateway.ask(get(path, *lines, method="OPTIONS"))
+        posted = await gateway.chat("hi", "Origin: http://page.example")
+
+    assert answer.status in (200, 204, 404, 405)
+    assert answer.values("access-control-allow-origin") == []
+    assert posted.values("access-control-allow-origin") == []
+
+
+CORS = {"cors_origins": ("http://page.example",), "api_keys": ("0" * 64,)}
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/models", "/v1/embeddings"])
+async def test_http_08_a_preflight_needs_no_key(path: str) -> None:
+    lines = [
+        "Origin: http://page.example",
+        "Access-Control-Request-Method: POST",
+        "Access-Control-Request-Headers: authorization, content-type",
+    ]
+    async with gateway_of(**CORS) as gateway:
+        answer = await gateway.ask(get(path, *lines, method="OPTIONS"))
+
+    allowed = answer.value("access-control-allow-headers").replace(" ", "").split(",")
+    assert answer.status in (200, 204)
+    assert answer.value("access-control-allow-origin") == "http://page.example"
+    assert "POST" in answer.value("access-control-allow-methods")
+    assert {"authorization", "content-type"} <= set(allowed)
+
+
+@pytest.mark.parametrize("origin", ["http://page.example", "http://evil.example", "null"])
+async def test_http_08_a_page_may_read_errors_only_if_it_is_allowed(origin: str) -> None:
+    async with Fake(refusing("400 No")) as a, gateway_of(a, **CORS) as gateway:
+        answer = await gateway.chat("hi", f"Origin: {origin}", "Authorization: Bearer bad")
+
+    expected = ["http://page.example"] if "page" in origin else []
+    assert answer.status == 401
+    assert answer.values("access-control-allow-origin") == expected
+
+
+@pytest.mark.parametrize("play", [refusing("400 No"), saying("a"), resetting])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_http_08_a_page_may_read_every_answer(play: Script, stream: bool) -> None:
+    async with Fake(play) as a, gateway_of(a, cors_origins=("*",)) as gateway:
+        answer = await gateway.chat("hi", "Origin: http://page.example", stream=stream)
+
+    assert answer.value("access-control-allow-origin") in ("*", "http://page.example")
+
+
+async def test_http_07_a_body_without_a_key_is_refused_before_it_is_sent() -> None:
+    head, _, _ = post(chat(), "Expect: 100-continue").partition(b"\r\n\r\n")
+    async with gateway_of(api_keys=("0" * 64,)) as gateway:
+        client = await gateway.connect()
+        await client.send(head + b"\r\n\r\n")
+
+        assert (await client.line()).startswith(b"HTTP/1.1 401")
+        assert b"100 Continue" not in await client.rest()
