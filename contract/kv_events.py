@@ -5,7 +5,10 @@ believes, so the gap rule is: forget that replica's blocks and read its snapshot
 the batch that follows the snapshot.
 """
 
+from collections.abc import Iterator
 from enum import Enum
+from itertools import chain, repeat
+from typing import Annotated
 
 import msgspec
 
@@ -37,6 +40,48 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, tag="cleared", array_like=Tr
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
+def merged(events: list[KvEvent]) -> list[KvEvent]:
+    """Return fewer events with the same effect on what is held, if there are more than two.
+
+    Blocks that follow each other are stored in one event, after all that can be removed before.
+    """
+    if len(events) <= 2:
+        return events
+    result: list[KvEvent] = []
+    removed: list[BlockHash] = []
+    chains: dict[BlockHash, BlockStored] = {}  # by the last block of each
+    stored: set[BlockHash] = set()
+
+    def close() -> None:
+        if removed:
+            result.append(BlockRemoved(removed.copy()))
+        result.extend(chains.values())
+        for each in (removed, chains, stored):
+            each.clear()
+
+    for event in events:
+        match event:
+            case BlockStored(block_hashes=[]):
+                pass
+            case BlockStored(block_hashes=blocks, parent_hash=parent):
+                if not stored.isdisjoint(blocks):
+                    close()
+                before = None if parent is None else chains.pop(parent, None)
+                if before is not None:
+                    blocks, parent = before.block_hashes + blocks, before.parent_hash
+                chains[blocks[-1]] = BlockStored(blocks, parent)
+                stored.update(event.block_hashes)
+            case BlockRemoved(block_hashes=blocks):
+                if not stored.isdisjoint(blocks):
+                    close()
+                removed += blocks
+            case AllBlocksCleared():
+                close()
+                result.append(event)
+    close()
+    return result
+
+
 class KvEventBatch(msgspec.Struct, frozen=True):
     """Events in the order in which they happened."""
 
@@ -45,12 +90,30 @@ class KvEventBatch(msgspec.Struct, frozen=True):
     events: list[KvEvent]
 
 
-class KvSnapshot(msgspec.Struct, frozen=True):
-    """All cached blocks after the batch ``sequence`` (-1: before the first)."""
+class KvSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All cached blocks after the batch ``sequence`` (-1: before the first).
+
+    A writer that knows which block follows which says so, and readers need a tenth of the memory:
+    ``block_hashes`` are then runs of ``run_lengths`` blocks, each the child of the one before, and
+    the first of each run the child of its one of ``run_parents``. Of blocks beyond those runs, and
+    without any, nothing is known but that they are cached.
+    """
 
     incarnation: str
     sequence: int
     block_hashes: list[BlockHash]
+    run_lengths: list[Annotated[int, msgspec.Meta(ge=1)]] = []
+    run_parents: list[BlockHash | None] = []
+
+    def runs(self) -> Iterator[BlockStored]:
+        """Yield what is cached as if it were stored now, in the snapshot's order."""
+        start = 0
+        parents = chain(self.run_parents, repeat(None))
+        for length, parent in zip(self.run_lengths, parents, strict=False):
+            yield BlockStored(self.block_hashes[start : start + length], parent)
+            start += length
+        for block in self.block_hashes[start:]:
+            yield BlockStored([block])
 
 
 class Continuity(Enum):

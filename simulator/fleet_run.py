@@ -8,6 +8,7 @@ from contract.kv_events import KvEventBatch
 from contract.load_report import LoadReport
 from router.core.policy import draw
 from simulator.autoscaler import Autoscaler, ScaleStep
+from simulator.event_inbox import EventInbox
 from simulator.event_loop import EventLoop, Phase
 from simulator.fleet_spec import Fault, FaultKind, FleetSpec
 from simulator.outcome import Outcome
@@ -31,7 +32,7 @@ class EngineTotals:
 
 
 class FleetRun:
-    """One run. ``outcomes`` are in the order of their ends.
+    """One run. ``outcomes`` are in the order of their ends, those of one moment by request id.
 
     A stage begins when all requests of the one before have ended; the fleet stays as it is.
     ``timeline`` is given samples of all replicas; ``on_end`` is called after each outcome.
@@ -52,11 +53,16 @@ class FleetRun:
         self._rounds = ReportRounds(spec, self.stages)
         self.loop = EventLoop()
         self.outcomes: list[Outcome] = []
+        self._inbox: EventInbox[SimReplica] | None = (
+            EventInbox(spec.timing.event_delay_us) if _can_wait(spec) else None
+        )
         self.replicas = {
-            each.replica_id: SimReplica(each, self.loop, self._publish) for each in spec.replicas
+            each.replica_id: SimReplica(each, self.loop, self._publish, self._inbox)
+            for each in spec.replicas
         }
         self.gateways = [
-            SimGateway(spec, self.loop, self.replicas, self._end) for _ in range(spec.num_gateways)
+            SimGateway(spec, self.loop, self.replicas, self._end, self._read_events)
+            for _ in range(spec.num_gateways)
         ]
         self._on_end = on_end
         self._scaler = (
@@ -86,6 +92,7 @@ class FleetRun:
             self.loop.run()
         assert self._stage_index == len(self.stages), f"{self._num_open} requests never ended"
         self._settle()
+        self.outcomes.sort(key=lambda each: (each.ended_us, each.request.request_id))
         return self.outcomes
 
     def _begin_next_stage(self) -> None:
@@ -112,6 +119,7 @@ class FleetRun:
         settled_us = self.loop.now_us + timing.event_delay_us + timing.snapshot_delay_us + 1
         self.loop.at(settled_us, Phase.END, self.loop.stop)
         self.loop.run()
+        self._read_events()
 
     def _arrive(self, request: SimRequest) -> None:
         self._held.append(request)
@@ -130,7 +138,7 @@ class FleetRun:
         gateway.receive(request)
 
     def _end(self, outcome: Outcome) -> None:
-        outcome.stage_index = self._stage_index
+        outcome.stage_index, outcome.ended_us = self._stage_index, self.loop.now_us
         self.outcomes.append(outcome)
         self._num_open -= 1
         self._num_under_way -= 1
@@ -173,6 +181,7 @@ class FleetRun:
     def _read(self, reports: list[LoadReport], age_us: int) -> None:
         now_us = self.loop.now_us
         is_live = self.spec.timing.report_interval_us is not None
+        self._read_events()
         for gateway in self.gateways:
             for report in reports:
                 gateway.fleet.on_report(report, age_us, now_us)
@@ -191,6 +200,14 @@ class FleetRun:
         ]
         for gateway in self.gateways:
             gateway.fleet.on_gateway_reports(own, now_us)
+
+    def _read_events(self) -> None:
+        """Let the gateways take in what has reached them by now, where they have not yet."""
+        if self._inbox is None:
+            return
+        for replica, batch in self._inbox.read(self.loop.now_us):
+            for gateway in self.gateways:
+                gateway.take_events(replica, batch)
 
     def _publish(self, replica: SimReplica, batch: KvEventBatch) -> None:
         timing = self.spec.timing
@@ -283,6 +300,13 @@ class FleetRun:
 
     def _loses(self, share: float, what: str) -> bool:
         return share > 0 and draw(f"{self.spec.seed} {self._num_rounds}", what) < share * _DRAW_MAX
+
+
+def _can_wait(spec: FleetSpec) -> bool:
+    """Say whether no gateway can miss a batch of events, so that it may read them late."""
+    timing = spec.timing
+    is_whole = not (spec.faults or timing.event_loss or timing.report_loss)
+    return is_whole and spec.autoscale is None and not any(r.joins_us for r in spec.replicas)
 
 
 def _stages_of(workload: Workload | StagedWorkload) -> tuple[Stage, ...]:

@@ -35,6 +35,7 @@ class Outcome:
     queue_us: int | None = None
     ttft_us: int | None = None
     e2e_us: int | None = None
+    ended_us: int = 0  # on the clock of the run, as its gateway knows
     preemptions: int = 0
 
     def take(self, sequence: Sequence, now_us: int) -> None:

@@ -1,6 +1,6 @@
 """One gateway in virtual time: fleet state, policy, retry rule and queue of the live one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -45,6 +45,7 @@ class SimGateway:
         loop: EventLoop,
         replicas: dict[str, SimReplica],
         on_end: Callable[[Outcome], None],
+        read_events: Callable[[], None] = lambda: None,
     ) -> None:
         self.fleet = FleetState(spec.routing, spec.policy)
         self.config = spec.routing
@@ -55,6 +56,7 @@ class SimGateway:
         self.queue = AdmissionQueue(spec.routing)
         self.queued: dict[Ticket, Exchange] = {}
         self.on_end = on_end
+        self.read_events = read_events  # to be called before the fleet is asked or told
         self.explained_id: str | None = None  # the request whose decisions are kept
         self.explanations: list[Explanation] = []
 
@@ -77,12 +79,15 @@ class SimGateway:
     def place_queued(self) -> None:
         """Send those that wait for a slot and can have one."""
         while self.queued:
-            placed = self.queue.next_ready(
-                lambda ticket: self.fleet.decide(ticket.request, self.loop.now_us, ticket.tried)
-            )
+            placed = self.queue.next_ready(lambda ticket: self.decide(ticket.request, ticket.tried))
             if placed is None:
                 return
             self.queued.pop(placed.ticket).follow(placed.decision)
+
+    def decide(self, request: RouteRequest, tried: Collection[str]) -> Decision:
+        """Choose a replica and book its lease, see FleetState."""
+        self.read_events()
+        return self.fleet.decide(request, self.loop.now_us, tried)
 
     def expire_queued(self) -> None:
         """Fail those that have waited for the longest wait."""
@@ -149,11 +154,10 @@ class Exchange(Service):
         if self._outcome.end is not None:
             return
         gateway = self._gateway
-        now_us = self._loop.now_us
         if gateway.queue.waits(self._route.model):
             self._wait()
         else:
-            self.follow(gateway.fleet.decide(self._route, now_us, self._tried))
+            self.follow(gateway.decide(self._route, self._tried))
 
     def follow(self, decision: Decision) -> None:
         """Do what was decided."""
@@ -268,6 +272,8 @@ class Exchange(Service):
 
     def _release(self, outcome: AttemptOutcome, usage: Usage | None = None) -> None:
         if self._lease is not None:
+            if outcome is not AttemptOutcome.OK:  # a whole answer is no news of what was told
+                self._gateway.read_events()
             self._lease.end(outcome, self._loop.now_us, usage)
 
     def _retry_or(self, failure: Failure, otherwise: End) -> None:

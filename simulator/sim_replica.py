@@ -10,13 +10,14 @@ from enum import Enum
 from typing import Protocol
 
 from contract.blocks import HASH_SCHEME, TOKEN_BYTES
-from contract.kv_events import KvEventBatch, KvSnapshot
+from contract.kv_events import KvEvent, KvEventBatch, KvSnapshot, merged
 from contract.load_report import LoadReport
 from replicas.core.engine import Engine, EngineStats
 from replicas.core.reporting import full_step_tokens_per_s, step_share, with_figures
 from replicas.core.scheduler import NeverFitsError
 from replicas.core.sequence import CountedSequence, Sequence
 from replicas.core.step_time import StepLoad, StepTime
+from simulator.event_inbox import EventInbox
 from simulator.event_loop import EventLoop, Phase
 from simulator.fleet_spec import ReplicaSpec
 from simulator.timeline import ReplicaSample
@@ -79,6 +80,7 @@ class SimReplica:
         spec: ReplicaSpec,
         loop: EventLoop,
         publish_events: Callable[["SimReplica", KvEventBatch], None],
+        inbox: "EventInbox[SimReplica] | None" = None,
     ) -> None:
         self.spec = spec
         self.is_up = True
@@ -88,6 +90,8 @@ class SimReplica:
         self.left_us: int | None = None
         self._loop = loop
         self._publish_events = publish_events
+        self._inbox = inbox if spec.publishes_events else None
+        self.asked_us: int | None = None
         self._step_time = PacedStepTime(spec.step_time)
         self.engine = self._new_engine()
         self._live: dict[Sequence, Service] = {}
@@ -225,7 +229,10 @@ class SimReplica:
         config = self.spec.engine
         if not self.spec.publishes_events:
             config = replace(config, enable_kv_events=False)
-        return Engine(config, self._step_time, _no_token, count_token_gaps=True)
+        is_asked = self._inbox is not None
+        return Engine(
+            config, self._step_time, _no_token, count_token_gaps=True, time_events=is_asked
+        )
 
     def _catch_up(self) -> None:
         """Let the engine do what it has done by now, and tell of it."""
@@ -246,6 +253,8 @@ class SimReplica:
     def _ask_to_wake(self) -> None:
         """Be called when there is something to tell, unless something comes before."""
         self._wake += 1
+        if self._inbox is not None:
+            self._inbox.expect(self, self._loop.now_us)
         news = self.engine.next_news()
         if news is None:
             return
@@ -269,12 +278,25 @@ class SimReplica:
         self._catch_up()
         self._ask_to_wake()
 
+    def events_until(self, us: int) -> KvEventBatch | None:
+        """Return what was not told yet of steps that began up to ``us``, in as few events."""
+        return self._batch(merged(self.engine.events_until(us)))
+
+    def next_event_us(self) -> int | None:
+        """Return a time before which events_until() has nothing new to tell."""
+        return self.engine.next_event_us()
+
     def _tell_events(self) -> None:
-        events = self.engine.drain_events()
-        if events:
-            self._batch_sequence += 1
-            batch = KvEventBatch(self.incarnation, self._batch_sequence, events)
-            self._publish_events(self, batch)
+        if self._inbox is None:
+            batch = self._batch(self.engine.drain_events())
+            if batch is not None:
+                self._publish_events(self, batch)
+
+    def _batch(self, events: list[KvEvent]) -> KvEventBatch | None:
+        if not events:
+            return None
+        self._batch_sequence += 1
+        return KvEventBatch(self.incarnation, self._batch_sequence, events)
 
 
 def _no_token(_: Sequence) -> int:

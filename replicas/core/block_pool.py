@@ -67,15 +67,23 @@ class BlockPool:
         """Return every hash that a new sequence could share, oldest first."""
         return list(self._block_of)
 
-    def drain_events(self) -> list[KvEvent]:
-        """Return the events since the last call, oldest first, and forget them.
+    @property
+    def num_events(self) -> int:
+        """Events that drain_events() would return."""
+        return len(self._events)
+
+    def drain_events(self, num_events: int | None = None) -> list[KvEvent]:
+        """Return the events since the last call, or the first of them, oldest first, and forget
+        them.
 
         They are complete: a set that applies them, and nothing else, equals cached_hashes(). Where
         nobody asks for them they should not be kept.
         """
-        if not self._events:
-            return []
-        events, self._events = self._events, []
+        events = self._events
+        if num_events is None:
+            num_events = len(events)
+        self._events = events[num_events:]
+        del events[num_events:]
         return events
 
     def num_matching(self, hashes: Sequence[BlockHash], num_blocks_max: int) -> int:

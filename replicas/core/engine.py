@@ -10,10 +10,12 @@ a call for each event instead of one for each token.
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, field
 
 from contract.blocks import BlockHash
 from contract.kv_events import KvEvent
+from replicas.core.engine_stats import EngineStats as EngineStats
+from replicas.core.engine_stats import Progress as Progress
+from replicas.core.event_times import EventTimes, Touch
 from replicas.core.leaping import LeapingScheduler
 from replicas.core.sampling import Extend, Sample, one_by_one
 from replicas.core.scheduler import StepOutput, StepPlan
@@ -22,43 +24,6 @@ from replicas.core.sequence import Sequence
 from replicas.core.step_time import StepTime
 from replicas.core.token_gaps import Ends, TokenGaps
 
-FORESEEN_MAX = 64  # decode steps that are timed in one go; what comes between makes them void
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """State and counters at one moment; those that end in ``_total`` only grow.
-
-    ``waiting_prefill_tokens`` is work accepted and not yet computed: what waiting sequences will
-    compute before their next token, less what was cached when they arrived, and what running ones
-    still lack of their prompts.
-    """
-
-    waiting_requests: int
-    running_requests: int
-    padded_slots: int
-    waiting_prefill_tokens: int
-    kv_blocks_total: int
-    kv_blocks_used: int  # held by sequences
-    prompt_tokens_total: int  # of admitted sequences, each counted once
-    cached_tokens_total: int  # of those, taken from the prefix cache
-    computed_prefill_tokens_total: int
-    output_tokens_total: int
-    finished_total: int  # aborted ones are counted apart
-    aborted_total: int
-    preemptions_total: int
-    steps_total: int
-    step_time_us: int | None  # the last step, from its plan to its completion
-
-
-@dataclass(slots=True, eq=False)
-class Progress:
-    """What the steps of one advance() did, in order; a sequence carries the times of its life."""
-
-    num_steps: int = 0
-    first_tokens: list[Sequence] = field(default_factory=list)  # those that got theirs
-    finished: list[Sequence] = field(default_factory=list)
-
 
 class Engine:
     """Scheduler, step time and counters in one.
@@ -66,6 +31,7 @@ class Engine:
     ``sample`` gives each token. advance() asks ``extend`` for many at a time: it must append what
     as many calls of ``sample`` would give, and nothing may depend on which sequence is asked
     first. With ``count_token_gaps`` the times between tokens are counted, see take_token_gaps().
+    With ``time_events`` advance() keeps events with their times, for events_until().
     """
 
     def __init__(
@@ -76,6 +42,7 @@ class Engine:
         extend: Extend | None = None,
         *,
         count_token_gaps: bool = False,
+        time_events: bool = False,
     ) -> None:
         self.scheduler = LeapingScheduler(config, sample, extend or one_by_one(sample))
         self._step_time = step_time
@@ -87,7 +54,9 @@ class Engine:
         self._ends_us: int | None = None  # when its step under way ends
         self._held_until_us = 0
         self._foreseen_us: Ends | None = None  # ends of some decode steps that follow
-        self._tells_events = config.enable_kv_events and config.enable_prefix_caching
+        tells_events = config.enable_kv_events and config.enable_prefix_caching
+        self._event_times = EventTimes(self.scheduler.pool) if time_events else None
+        self._is_news_an_event = tells_events and not time_events
         self._prefilling_tokens = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -194,23 +163,27 @@ class Engine:
         """Return when advance() will next have something to tell, and whether as a step ends.
 
         That is so unless something comes before. Events are told when a step begins, tokens and
-        finished sequences when it ends. None in an idle engine.
+        finished sequences when it ends; events with times are no news. None in an idle engine.
         """
         scheduler = self.scheduler
-        if self._ends_us is not None and (
-            self._in_flight is not None or scheduler.ends_somebody or not self._sequences
-        ):
-            return (self._ends_us, True)
-        if not self._sequences:
+        if self._ends_us is not None:
+            if scheduler.ends_somebody or not self._sequences:
+                return (self._ends_us, True)
+            if self._in_flight is not None:
+                if scheduler.is_silent(self._in_flight):
+                    return (self._next_begins_us, False)
+                return (self._ends_us, True)
+        elif not self._sequences:
             return None
         ends_us = self._foresee()
         if not ends_us:
             return (self._next_begins_us, False)
         num_steps = scheduler.num_steps_to_end()
-        num_untold = scheduler.num_untold_steps() if self._tells_events else num_steps
-        if num_untold < num_steps:
-            index = min(num_untold, len(ends_us))
-            return (ends_us[index - 1] if index else self._next_begins_us, False)
+        if self._is_news_an_event or not scheduler.is_certain(num_steps):
+            num_untold = scheduler.num_untold_steps()
+            if num_untold < num_steps:
+                index = min(num_untold, len(ends_us))
+                return (ends_us[index - 1] if index else self._next_begins_us, False)
         if num_steps <= len(ends_us):
             return (ends_us[num_steps - 1], True)
         return (ends_us[-1], False)
@@ -238,6 +211,26 @@ class Engine:
     def drain_events(self) -> list[KvEvent]:
         """Return what happened to the prefix cache since the last call, oldest first."""
         return self.scheduler.pool.drain_events()
+
+    def events_until(self, us: int) -> list[KvEvent]:
+        """Take the steps that begin up to ``us``, which must come before any news; return the
+        events of these and of earlier steps that were not told yet."""
+        assert self._event_times is not None
+        told = self.advance(us)
+        assert not told.first_tokens + told.finished, "there was news before"
+        if self._ends_us is None and self._clock_us <= us and self._sequences:
+            self._begin_step()
+        return self._event_times.take_until(us)
+
+    def next_event_us(self) -> int | None:
+        """Return a time before which events_until() has none, unless something comes before."""
+        assert self._event_times is not None
+        first_us = self._event_times.first_us
+        if first_us is not None or not self._sequences:
+            return first_us
+        ends_us = self._foresee()
+        index = min(self.scheduler.num_untold_steps(), len(ends_us)) if ends_us else 0
+        return ends_us[index - 1] if index else self._next_begins_us
 
     def cached_hashes(self) -> list[BlockHash]:
         """Return all cached blocks, for a reader of events that comes late."""
@@ -301,12 +294,14 @@ class Engine:
         ends_us = self._foresee()
         if ends_us and self.scheduler.begin_decode_step():
             self._ends_us, self._foreseen_us = ends_us[0], ends_us[1:]
-            return
-        self._foreseen_us = None
-        plan = self._in_flight = self.scheduler.begin_step(self._clock_us)
-        assert plan is not None
-        self._count_planned(plan)
-        self._ends_us = self._clock_us + self.step_time_us(plan)
+        else:
+            self._foreseen_us = None
+            plan = self._in_flight = self.scheduler.begin_step(self._clock_us)
+            assert plan is not None
+            self._count_planned(plan)
+            self._ends_us = self._clock_us + self.step_time_us(plan)
+        if self._event_times is not None:
+            self._event_times.note(self._clock_us, self.scheduler.pool.num_events)
 
     def _end_step(self, progress: Progress) -> None:
         plan, now_us, num_decoding = self._in_flight, self._ends_us, self.scheduler.num_decoding
@@ -330,11 +325,14 @@ class Engine:
         """Take decode steps that end by ``until_us`` all at once; False if there are none."""
         foreseen_us = self._foresee()
         num_steps = bisect_right(foreseen_us, until_us)
+        touches: list[Touch] | None = None if self._event_times is None else []
         if num_steps:
-            num_steps = self.scheduler.leap(num_steps)
+            num_steps = self.scheduler.leap(num_steps, touches)
         if not num_steps:
             return False
         ends_us, self._foreseen_us = foreseen_us[:num_steps], foreseen_us[num_steps:]
+        if self._event_times is not None and touches:
+            self._event_times.note_leap(touches, self._clock_us, ends_us)
         before_us = ends_us[-2] if num_steps > 1 else self._clock_us
         self._count_steps(ends_us, before_us, self.scheduler.num_decoding)
         self._clock_us = ends_us[-1]
@@ -344,7 +342,7 @@ class Engine:
     def _foresee(self) -> Ends:
         """Return the ends of some decode steps that follow, unless something comes between."""
         if not self._foreseen_us:
-            num_steps = min(self.scheduler.num_decode_steps(), FORESEEN_MAX)
+            num_steps = self.scheduler.num_decode_steps()
             if not num_steps:
                 return ()
             self._foreseen_us = self._step_time.decode_ends_us(

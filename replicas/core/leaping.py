@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from contract.blocks import BlockHash
+from replicas.core.event_times import Touch
 from replicas.core.sampling import Extend, Sample
 from replicas.core.scheduler import Scheduler, StepOutput, StepPlan
 from replicas.core.scheduler_config import Batching, SchedulerConfig
@@ -80,6 +81,10 @@ class LeapingScheduler(Scheduler):
     def ends_somebody(self) -> bool:
         """Whether the decode step under way gives somebody the last token."""
         return self._num_planned in self._ending
+
+    def is_silent(self, plan: StepPlan) -> bool:
+        """Whether ``plan``, under way, is nothing but chunks of prompts that go on after it."""
+        return all(each.num_computed_tokens < each.num_tokens for each in plan.num_tokens)
 
     def is_decoding(self, sequence: Sequence) -> bool:
         """Say whether it is one of those."""
@@ -207,8 +212,19 @@ class LeapingScheduler(Scheduler):
         context = self._origins + num_decoding * self._num_planned
         return StepLoad(0, 0, 0.0, num_decoding, context, self.padded_slots)
 
-    def leap(self, num_steps: int) -> int:
-        """Take up to so many decode steps in which nobody ends; return how many were taken."""
+    def is_certain(self, num_steps: int) -> bool:
+        """Whether so many decode steps follow whatever blocks they fill: none will lack a block,
+        and nobody waits for one that is filled. False where that would have to be counted."""
+        if self._is_stuck and self._wanted:
+            return False
+        blocks_each = num_steps // self.config.block_size + 1
+        return blocks_each * len(self._decodes) <= self.pool.num_free
+
+    def leap(self, num_steps: int, touches: list[Touch] | None = None) -> int:
+        """Take up to so many decode steps in which nobody ends; return how many were taken.
+
+        Those in which blocks changed are added to ``touches``.
+        """
         first = self._num_planned
         last = min(first + num_steps, self._first_ending() - 1)
         while (step := self._first_due()) <= last:
@@ -216,6 +232,8 @@ class LeapingScheduler(Scheduler):
                 last = step - 1
                 break
             self._num_planned = step
+            if touches is not None:
+                touches.append(Touch(step - first, self.pool.num_events))
         self._num_planned = self._num_completed = last
         return last - first
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+FORESEEN_MAX = 64  # decode steps that are timed in one go; what comes between makes them void
+
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
@@ -57,8 +59,12 @@ class StepTime(Protocol):
         ]
 
     def decode_ends_us(self, load: StepLoad, num_steps: int, begins_us: int) -> list[int] | range:
-        """Return when those steps end, one after the other, the first of which begins then."""
-        return list(accumulate(self.decode_run_us(load, num_steps), initial=begins_us))[1:]
+        """Return when those steps end, one after the other, the first of which begins then.
+
+        The first of them will do, where each takes time to foresee.
+        """
+        run_us = self.decode_run_us(load, min(num_steps, FORESEEN_MAX))
+        return list(accumulate(run_us, initial=begins_us))[1:]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Numbered event batches: the gap rule, and the codec."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from contract.kv_events import (
     decode_snapshot,
     encode_batch,
     encode_snapshot,
+    merged,
 )
 
 HASHES = st.lists(st.integers(0, 2**64 - 1).map(BlockHash), max_size=5)
@@ -70,8 +72,113 @@ def test_batch_survives_the_wire(sequence: int, events: list[KvEvent]) -> None:
     assert decode_batch(encode_batch(batch)) == batch
 
 
-@given(hashes=HASHES)
-def test_snapshot_survives_the_wire(hashes: list[BlockHash]) -> None:
-    snapshot = KvSnapshot("i", -1, hashes)
+@given(
+    hashes=HASHES,
+    lengths=st.lists(st.integers(1, 9), max_size=5),
+    parents=st.lists(st.none() | st.integers(0, 2**64 - 1).map(BlockHash), max_size=5),
+)
+def test_snapshot_survives_the_wire(
+    hashes: list[BlockHash], lengths: list[int], parents: list[BlockHash | None]
+) -> None:
+    snapshot = KvSnapshot("i", -1, hashes, lengths, parents)
 
     assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
+    assert [block for run in snapshot.runs() for block in run.block_hashes] == hashes
+
+
+def test_snapshot_tells_its_runs_and_of_the_rest_each_block_alone() -> None:
+    a, b, c, d, e = (BlockHash(number) for number in range(5))
+    snapshot = KvSnapshot("i", 3, [a, b, c, d, e], [2, 1], [None, a])
+
+    assert list(snapshot.runs()) == [
+        BlockStored([a, b]),
+        BlockStored([c], a),
+        BlockStored([d]),
+        BlockStored([e]),
+    ]
+
+
+def test_readers_and_writers_that_know_of_no_runs_understand_each_other() -> None:
+    class Flat(msgspec.Struct):
+        incarnation: str
+        sequence: int
+        block_hashes: list[int]
+
+    written = encode_snapshot(KvSnapshot("i", 3, [BlockHash(1), BlockHash(2)], [2], [None]))
+    flat = msgspec.msgpack.encode(Flat("i", 3, [1, 2]))
+
+    assert msgspec.msgpack.decode(written, type=Flat) == Flat("i", 3, [1, 2])
+    assert decode_snapshot(flat) == KvSnapshot("i", 3, [BlockHash(1), BlockHash(2)])
+    assert encode_snapshot(KvSnapshot("i", 3, [BlockHash(1), BlockHash(2)])) == flat
+
+
+@pytest.mark.parametrize("length", [0, -1, "2", 1.5])
+def test_a_run_of_no_length_is_no_snapshot(length: object) -> None:
+    data = msgspec.msgpack.encode(
+        {"incarnation": "i", "sequence": 0, "block_hashes": [1], "run_lengths": [length]}
+    )
+
+    with pytest.raises(msgspec.ValidationError):
+        decode_snapshot(data)
+
+
+FEW = st.lists(st.integers(1, 9).map(BlockHash), max_size=3, unique=True)
+CLASHING: st.SearchStrategy[list[KvEvent]] = st.lists(
+    st.builds(BlockStored, FEW, st.none() | st.integers(1, 9).map(BlockHash))
+    | st.builds(BlockRemoved, FEW)
+    | st.builds(AllBlocksCleared),
+    max_size=12,
+)
+
+
+def held_after(events: list[KvEvent]) -> set[BlockHash]:
+    held: set[BlockHash] = set()
+    for event in events:
+        match event:
+            case BlockStored(block_hashes=blocks):
+                held.update(blocks)
+            case BlockRemoved(block_hashes=blocks):
+                held.difference_update(blocks)
+            case AllBlocksCleared():
+                held.clear()
+    return held
+
+
+def links(events: list[KvEvent]) -> set[tuple[BlockHash | None, BlockHash]]:
+    """Each stored block with the one before it."""
+    return {
+        link
+        for event in events
+        if isinstance(event, BlockStored)
+        for link in zip([event.parent_hash, *event.block_hashes], event.block_hashes, strict=False)
+    }
+
+
+@given(CLASHING)
+def test_merged_events_leave_what_they_left_one_by_one(events: list[KvEvent]) -> None:
+    few = merged(events)
+
+    assert len(few) <= len(events)
+    assert held_after(few) == held_after(events)
+    assert links(few) == links(events)
+
+
+def test_chains_that_grow_in_turns_are_stored_once_each() -> None:
+    a, b, c, d, e, f = map(BlockHash, range(1, 7))
+    events: list[KvEvent] = [
+        *(BlockStored([a], None), BlockStored([d], None), BlockRemoved([f])),
+        *(BlockStored([b], a), BlockStored([e], d), BlockStored([c], b)),
+    ]
+
+    assert merged(events) == [
+        BlockRemoved([f]),
+        BlockStored([d, e], None),
+        BlockStored([a, b, c], None),
+    ]
+
+
+def test_a_chain_that_is_told_twice_is_stored_twice() -> None:
+    a, b = BlockHash(1), BlockHash(2)
+    events: list[KvEvent] = [BlockStored([a, b]), BlockRemoved([BlockHash(3)]), BlockStored([b])]
+
+    assert merged(events) == [BlockRemoved([BlockHash(3)]), BlockStored([a, b]), BlockStored([b])]

@@ -1,6 +1,6 @@
 """Whole runs in virtual time: laws on random fleets, and theory where it is exact."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -210,6 +210,25 @@ TIMINGS = st.builds(
 )
 
 
+def requests_of(rows: list[dict[str, Any]]) -> list[SimRequest]:
+    now_us, requests = 0, []
+    for number, row in enumerate(rows):
+        now_us += row["gap_us"]
+        after = f"q{number - 1}" if row["follows"] and number else None
+        requests.append(
+            request(
+                number,
+                (row["prefix"], row["prefix_tokens"]),
+                (10 + number, row["own_tokens"]),
+                output=row["output"],
+                arrival_us=now_us,
+                after=after,
+                patience_us=row["patience_us"],
+            )
+        )
+    return requests
+
+
 @given(
     rows=REQUESTS,
     faults=FAULTS,
@@ -227,21 +246,6 @@ def test_laws_hold_whatever_happens(
     gateways: int,
     in_flight_max: int,
 ) -> None:
-    now_us, requests = 0, []
-    for number, row in enumerate(rows):
-        now_us += row["gap_us"]
-        after = f"q{number - 1}" if row["follows"] and number else None
-        requests.append(
-            request(
-                number,
-                (row["prefix"], row["prefix_tokens"]),
-                (10 + number, row["own_tokens"]),
-                output=row["output"],
-                arrival_us=now_us,
-                after=after,
-                patience_us=row["patience_us"],
-            )
-        )
     spec = fleet(
         3,
         policy,
@@ -251,7 +255,41 @@ def test_laws_hold_whatever_happens(
         routing=RoutingConfig(in_flight_max=in_flight_max),
     )
 
-    run(spec, *requests)
+    run(spec, *requests_of(rows))
+
+
+@given(
+    rows=REQUESTS,
+    timing=TIMINGS,
+    policy=st.sampled_from(sorted(POLICIES)),
+    gateways=st.integers(1, 3),
+    in_flight_max=st.sampled_from([0, 1, 3]),
+)
+@settings(deadline=None)
+def test_events_that_are_read_late_change_nothing(
+    rows: list[dict[str, Any]], timing: Timing, policy: str, gateways: int, in_flight_max: int
+) -> None:
+    timing = replace(timing, report_loss=0.0, event_loss=0.0)
+    routing = RoutingConfig(in_flight_max=in_flight_max)
+    spec = fleet(3, policy, timing=timing, num_gateways=gateways, routing=routing)
+    # Where anything can go wrong every batch is told in its time. This changes nothing else.
+    no_fault = Fault(at_us=0, kind=FaultKind.SLOW, replica_id="r0", duration_us=1, factor=1.0)
+
+    late = run(spec, *requests_of(rows))
+    in_time = run(replace(spec, faults=[no_fault]), *requests_of(rows))
+
+    assert {name: astuple(each) for name, each in late.items()} == {
+        name: astuple(each) for name, each in in_time.items()
+    }
+
+
+def test_those_that_end_at_one_moment_are_in_the_order_of_their_ids() -> None:
+    requests = [request(n, (n, 8), output=2) for n in (3, 1, 2)]
+    fleet_run = FleetRun(fleet(3, "round_robin"), Workload("test", "", tuple(requests)))
+
+    ids = [outcome.request.request_id for outcome in fleet_run.run()]
+
+    assert ids == ["q1", "q2", "q3"]
 
 
 @pytest.mark.long

@@ -255,6 +255,48 @@ def test_the_next_turn_hits_what_its_own_token_generated() -> None:
     assert next_turn.num_cached_tokens == 16  # of 17; the last one was never computed
 
 
+class CountingSteps(StepTime):
+    """Counts the steps that are timed one by one."""
+
+    num_timed = 0
+
+    def step_time_us(self, _load: StepLoad) -> int:
+        self.num_timed += 1
+        return 10
+
+    def decode_run_us(self, _load: StepLoad, num_steps: int) -> list[int]:
+        return [10] * num_steps
+
+
+def test_who_ends_does_not_stop_the_leaps_of_the_others() -> None:
+    steps = CountingSteps()
+    engine = Engine(LONG, steps, own_token, extend_with_own_token)
+    for name, max_tokens in (("0", 20), ("1", 300)):
+        engine.add(drive.sequence(name, range(4), max_tokens), now_us=0)
+
+    engine.advance(LATER_US)
+
+    assert (steps.num_timed, engine.stats().finished_total) == (1, 2)
+
+
+def test_one_that_joins_fills_its_blocks_in_its_own_time() -> None:
+    """Its first block is full long before that of the one that was there is."""
+    config = replace(LONG, block_size=16)
+    leaping = Engine(config, FixedStepTime(1, 10), own_token)
+    stepped = Stepped(Engine(config, FixedStepTime(1, 10), own_token))
+    for engine in (leaping, stepped):
+        engine.add(drive.sequence("0", range(2), 60), 0)
+    advance_both(leaping, stepped, 25)
+    for engine in (leaping, stepped):
+        engine.add(drive.sequence("1", range(100, 114), 60), 25)
+    advance_both(leaping, stepped, 90)
+    assert_equal(leaping, stepped.engine)
+
+    advance_both(leaping, stepped, LATER_US)
+
+    assert_equal(leaping, stepped.engine)
+
+
 def test_what_comes_as_a_step_ends_is_in_time_for_the_next_one() -> None:
     engine, _ = counting_engine()
     first, second = drive.sequence("0", range(4), 9), drive.sequence("1", range(9, 13), 9)
@@ -391,6 +433,16 @@ def test_the_step_under_way_of_a_held_engine_ends() -> None:
     engine.advance(LATER_US)
 
     assert (tokens_by_then, sequence.finished_us) == (2, 510)
+
+
+def test_news_of_a_held_engine_are_not_before_its_time() -> None:
+    engine, _ = counting_engine()
+    engine.add(drive.sequence("0", range(100), 5), now_us=0)
+    assert engine.next_end_us() == 1  # of the first 64 tokens
+
+    engine.hold(500)
+
+    assert engine.next_news() == (500, False)
 
 
 def test_an_idle_engine_that_is_held_waits_with_what_comes() -> None:
