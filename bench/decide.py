@@ -1,7 +1,7 @@
 """What a decision costs: microseconds by fleet size, bytes of index per block, longest pause.
 
     python -m bench.decide            # decisions and memory; about a minute
-    python -m bench.decide --pauses   # and 10 million blocks through the index; some minutes
+    python -m bench.decide --pauses   # and 10 million blocks a line through the index; ten minutes
 
 A decision is `FleetState.decide()`: the look-up of the prompt, the choice, the lease, and what the
 index learns. Its prompt has 32 KB, which the request cuts and hashes once, before; that is shown
@@ -20,8 +20,8 @@ from time import process_time_ns
 
 import router.policies  # noqa: F401  # registers every policy by its name
 from bench.pauses import longest_pauses
-from contract.blocks import HASH_SCHEME, root_hash
-from contract.kv_events import BlockStored, KvEventBatch
+from contract.blocks import HASH_SCHEME, BlockHash, root_hash
+from contract.kv_events import BlockStored, KvEventBatch, KvSnapshot
 from contract.load_report import LoadReport
 from router.core.config import RoutingConfig
 from router.core.fleet import FleetState
@@ -167,6 +167,47 @@ def told_blocks(num_prompts: int) -> FleetState:
 
     Each prompt comes in two steps of 32 blocks, and its answer in 16 blocks one by one.
     """
+    fleet = _telling_fleet()
+    prompts = Prompts()
+    for number in range(num_prompts):
+        chain = prompts.cold().chain((BLOCK_BYTES, None))
+        stored = [BlockStored(chain[:32]), BlockStored(chain[32:48], chain[31])]
+        stored += [BlockStored(chain[i : i + 1], chain[i - 1]) for i in range(48, 64)]
+        batch = KvEventBatch("", number // 8, list(stored))
+        assert fleet.on_kv_batch(f"replica-{number % 8}", batch, 0)
+    return fleet
+
+
+def snapshot_blocks(num_prompts: int) -> FleetState:
+    """Return a fleet of 8 replicas that told of the same in snapshots, in runs."""
+    return _from_snapshots(num_prompts, are_in_runs=True)
+
+
+def flat_snapshot_blocks(num_prompts: int) -> FleetState:
+    """Return a fleet of 8 replicas that told of the same in snapshots without an order."""
+    return _from_snapshots(num_prompts, are_in_runs=False)
+
+
+def _from_snapshots(num_prompts: int, *, are_in_runs: bool) -> FleetState:
+    fleet = _telling_fleet()
+    prompts = Prompts()
+    for number in range(8):
+        blocks: list[BlockHash] = []
+        lengths: list[int] = []
+        parents: list[BlockHash | None] = []
+        for _ in range(num_prompts // 8):
+            chain = prompts.cold().chain((BLOCK_BYTES, None))
+            blocks += chain
+            lengths += [48, *[1] * 16]
+            parents += [None, *chain[47:63]]
+        snapshot = KvSnapshot("", 0, blocks)
+        if are_in_runs:
+            snapshot = KvSnapshot("", 0, blocks, lengths, parents)
+        assert fleet.on_kv_snapshot(f"replica-{number}", snapshot, 0)
+    return fleet
+
+
+def _telling_fleet() -> FleetState:
     config = RoutingConfig(index_entries_max=10**9, index_bytes_max=10**12)
     fleet = FleetState(config, build_policy("prefix_load"))
     for number in range(8):
@@ -181,13 +222,6 @@ def told_blocks(num_prompts: int) -> FleetState:
             block_size=BLOCK_BYTES // 4,
         )
         fleet.on_report(report, 0, 0)
-    prompts = Prompts()
-    for number in range(num_prompts):
-        chain = prompts.cold().chain((BLOCK_BYTES, None))
-        stored = [BlockStored(chain[:32]), BlockStored(chain[32:48], chain[31])]
-        stored += [BlockStored(chain[i : i + 1], chain[i - 1]) for i in range(48, 64)]
-        batch = KvEventBatch("", number // 8, list(stored))
-        assert fleet.on_kv_batch(f"replica-{number % 8}", batch, 0)
     return fleet
 
 
@@ -216,6 +250,9 @@ def report(*, pauses: bool) -> Iterator[str]:
     yield "bytes of index per block, all that tracemalloc sees of the fleet; budget 120"
     yield f"learned, prompts of 64 blocks               {bytes_per_block(learned_blocks):6.0f}"
     yield f"told by events, answers block by block      {bytes_per_block(told_blocks):6.0f}"
+    yield f"told by snapshots in runs, the same         {bytes_per_block(snapshot_blocks):6.0f}"
+    flat = bytes_per_block(flat_snapshot_blocks)
+    yield f"told by snapshots that know no order        {flat:6.0f}"
     if pauses:
         yield ""
         yield from longest_pauses()

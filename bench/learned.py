@@ -1,11 +1,18 @@
 """What it costs to know the caches by learning alone: the same runs with KV events and without.
 
-    python -m bench.learned     # the conversation trace, three sizes of cache; minutes
+    python -m bench.learned     # the conversation trace and chats; minutes
 
 Learned: no replica publishes events, so the gateway knows what it sent, the capacity that reports
 tell, and the `cached_tokens` of each answer. Its blocks are of 512 bytes of prompt, the engine's of
-512 tokens. Budgets: the hit rate falls by at most 2 points, and what was predicted is within 2
-points of what the engines had.
+512 tokens, or of 16 in the chats. Budgets, of the trace: the hit rate falls by at most 2 points,
+and what was predicted is within 2 points of what the engines had.
+
+In the chats every prompt has the answer before it, which events tell of and learning does not, as
+no answer is hashed. So learning predicts too little there, by the answers' share, but sends the
+next turn to the same replica all the same, as all of the prompt before is there. To hash answers
+could gain what `lost` says at most: 1.3 to 1.6 points where the caches hold the chats, and 2.8
+where they do not and answers are long, as those take room that learning does not count. The time to
+the first token is the same to 2 % in all of them. That is why answers are not indexed.
 """
 
 import argparse
@@ -22,9 +29,31 @@ from simulator.summary import summarise
 from warmroute.workloads import open_workload
 
 NUM_REPLICAS = 8
-BLOCK_TOKENS = 512
 STEP = FixedStepTime(prefill_us=100_000, decode_us=20_000)
 BUDGET = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Two rows. ``has_budget``: no answer comes again, so prompts are all there is to learn."""
+
+    workload: str
+    block_tokens: int
+    num_blocks: int
+    has_budget: bool = True
+
+
+CHATS = "multiturn,conversations=400,turns=8,rate=8"
+LONG_CHATS = "multiturn,conversations=600,turns=8,rate=40,output_tokens=600,message_tokens=300"
+CASES = (
+    Case("conversation", 512, 2_000),
+    Case("conversation", 512, 5_000),
+    Case("conversation", 512, 20_000),
+    Case(CHATS, 16, 5_000, has_budget=False),
+    Case(CHATS, 16, 60_000, has_budget=False),
+    Case(CHATS + ",output_tokens=800,message_tokens=50", 16, 60_000, has_budget=False),
+    Case(LONG_CHATS, 16, 20_000, has_budget=False),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +65,11 @@ class Result:
     ttft_ms: float
 
 
-def run(workload: str, num_blocks: int, policy: str, *, events: bool) -> Result:
+def run(case: Case, policy: str, *, events: bool) -> Result:
     """Return what a run gave."""
     engine = SchedulerConfig(
-        num_blocks=num_blocks,
-        block_size=BLOCK_TOKENS,
+        num_blocks=case.num_blocks,
+        block_size=case.block_tokens,
         max_num_batched_tokens=8_192,
         max_num_seqs=256,
     )
@@ -56,7 +85,7 @@ def run(workload: str, num_blocks: int, policy: str, *, events: bool) -> Result:
     ]
     timing = Timing(report_interval_us=None)
     spec = FleetSpec(replicas=replicas, policy=build_policy(policy), timing=timing)
-    fleet_run = FleetRun(spec, open_workload(workload))
+    fleet_run = FleetRun(spec, open_workload(case.workload))
     fleet_run.run()
     summary = summarise(fleet_run)
     return Result(summary.hit_actual, summary.hit_predicted, summary.ttft_ms.mean)
@@ -65,24 +94,25 @@ def run(workload: str, num_blocks: int, policy: str, *, events: bool) -> Result:
 def main() -> int:
     """Print a row for each size of cache; exit 1 if a budget is not kept."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--workload", default="conversation", help="as `warmroute load`")
-    parser.add_argument("--blocks", nargs="+", type=int, default=[2_000, 5_000, 20_000])
     parser.add_argument("--policy", default="prefix_load")
-    args = parser.parse_args()
-    print(
-        f"{args.workload}, {args.policy}, {NUM_REPLICAS} replicas, blocks of {BLOCK_TOKENS} tokens"
-    )
-    print("blocks  known by  hit rate  predicted  TTFT ms  lost  wrong by")
+    policy = parser.parse_args().policy
+    print(f"{policy}, {NUM_REPLICAS} replicas")
+    workload = ""
     is_kept = True
-    for num_blocks in args.blocks:
-        exact = run(args.workload, num_blocks, args.policy, events=True)
-        learned = run(args.workload, num_blocks, args.policy, events=False)
+    for case in CASES:
+        if case.workload != workload:
+            workload = case.workload
+            print(f"\n{workload}, blocks of {case.block_tokens} tokens")
+            print("blocks  known by  hit rate  predicted  TTFT ms    lost  wrong by")
+        exact = run(case, policy, events=True)
+        learned = run(case, policy, events=False)
         for name, result in (("events", exact), ("learning", learned)):
             lost = exact.actual - result.actual
             wrong = result.predicted - result.actual
-            is_kept = is_kept and lost <= BUDGET and abs(wrong) <= BUDGET
+            if case.has_budget:
+                is_kept = is_kept and lost <= BUDGET and abs(wrong) <= BUDGET
             print(
-                f"{num_blocks:>6}  {name:<8}  {result.actual:8.4f}  {result.predicted:9.4f}"
+                f"{case.num_blocks:>6}  {name:<8}  {result.actual:8.4f}  {result.predicted:9.4f}"
                 f"  {result.ttft_ms:7.1f}  {lost:+.3f}  {wrong:+.4f}",
                 flush=True,
             )

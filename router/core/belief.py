@@ -19,7 +19,7 @@ from router.core.kv_mirror import KvCursor
 from router.core.probing import ProbeRow
 from router.core.rates import ReplicaRates
 from router.core.reason import Ineligible
-from router.core.view import ChainKey, ReplicaView
+from router.core.view import ChainKey, ReplicaView, pressure_of
 
 IDLE = InFlight(0, 0)
 RETIRED_MAX = 4  # a report is late by seconds, not by several restarts
@@ -156,6 +156,7 @@ class Belief:
         """Let policies see what the report tells, as it is: not counted on since."""
         view = self.view
         view.kv_usage = report.kv_usage
+        view.kv_pressure = pressure_of(report.kv_usage)
         view.kv_blocks_used = report.kv_blocks_used
         view.kv_blocks_total = report.kv_blocks_total
         view.kv_block_tokens = report.block_size

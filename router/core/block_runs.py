@@ -12,14 +12,16 @@ by its first block. A run of 60 blocks costs about 11 bytes a block where an ent
 would cost 110; and it is compared at once, as memory.
 """
 
-import sys
 from array import array
 from collections.abc import Collection, Iterator, Sequence
+from struct import Struct
 
 from contract.blocks import BlockHash
+from router.core.block_table import BlockTable
 
 BLOCK_BYTES = 8  # of a packed hash
 _MASK = (1 << 64) - 1
+_read_word = Struct("=Q").unpack_from
 
 Run = tuple[bytes, int]
 """Blocks and holders."""
@@ -42,7 +44,8 @@ def unpack(packed: bytes) -> "array[int]":
 
 def block_at(packed: bytes, at: int) -> BlockHash:
     """Return the hash that begins at byte ``at``."""
-    return BlockHash(int.from_bytes(packed[at : at + BLOCK_BYTES], sys.byteorder))
+    block: BlockHash = _read_word(packed, at)[0]
+    return block
 
 
 def num_blocks(packed: bytes) -> int:
@@ -58,8 +61,8 @@ class BlockRuns:
         self.num_parts = 0  # that holders keep a list of; counted by those who do
         # Two tables of plain values, which the garbage collector does not look into: for a hundred
         # thousand pairs it would hold up all else for 20 ms in every full round.
-        self._runs: dict[BlockHash, bytes] = {}
-        self._holders: dict[BlockHash, int] = {}
+        self._runs: BlockTable[bytes] = BlockTable()
+        self._holders: BlockTable[int] = BlockTable()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -87,22 +90,23 @@ class BlockRuns:
         ``chain`` is the same, unpacked.
         """
         runs = self._runs
-        if runs.keys().isdisjoint(chain):  # as with most prompts' ends
-            runs[chain[0]] = blocks
-            self._holders[chain[0]] = holder
+        if runs.isdisjoint(chain):  # as with most prompts' ends
+            runs.put(chain[0], blocks)
+            self._holders.put(chain[0], holder)
             self.num_held += len(chain)
             return [blocks]
         fresh: list[bytes] = []
+        begins = frozenset(runs.known(chain))
         at = begin = 0  # of the part that is fresh
         while at < len(blocks):
             index = at // BLOCK_BYTES
             first = chain[index]
             held = runs.get(first)
             if held is None:
-                known = (i for i in range(index + 1, len(chain)) if chain[i] in runs)
+                known = (i for i in range(index + 1, len(chain)) if chain[i] in begins)
                 end = next(known, len(chain)) * BLOCK_BYTES
-                runs[first] = blocks[at:end]
-                self._holders[first] = holder
+                runs.put(first, blocks[at:end])
+                self._holders.put(first, holder)
                 self.num_held += (end - at) // BLOCK_BYTES
                 at = end
                 continue
@@ -115,7 +119,7 @@ class BlockRuns:
                     fresh.append(blocks[begin:at])
                 begin = at + length
             else:
-                self._holders[first] |= holder
+                self._holders.put(first, self._holders[first] | holder)
                 self.num_held += length // BLOCK_BYTES
             at += length
         if begin < at:
@@ -129,18 +133,19 @@ class BlockRuns:
         """
         runs = self._runs
         first = block_at(blocks, 0)
-        if runs.get(first) == blocks and self._holders[first] == holder:
-            if kept:  # as with most that are evicted
-                runs[first] = blocks[:kept]
+        if runs.get(first) == blocks and self._holders.get(first) == holder:  # as with most
+            if kept:
+                runs.put(first, blocks[:kept])
             else:
-                del runs[first], self._holders[first]
+                runs.pop(first, None)
+                self._holders.pop(first, None)
             gone = (len(blocks) - kept) // BLOCK_BYTES
             self.num_held -= gone
             return gone
         gone = at = 0
         while at < len(blocks):
             first = block_at(blocks, at)
-            holders = self._holders.get(first, 0)
+            holders = self._holders.get(first) or 0
             if not holders & holder:
                 at += BLOCK_BYTES
                 continue
@@ -152,9 +157,9 @@ class BlockRuns:
                 self._cut(first, length)
             if at >= kept:
                 if holders == holder:
-                    del runs[first], self._holders[first]
+                    self._forget(first)
                 else:
-                    self._holders[first] = holders & ~holder
+                    self._holders.put(first, holders & ~holder)
                 gone += length // BLOCK_BYTES
             at += length
         self.num_held -= gone
@@ -168,7 +173,7 @@ class BlockRuns:
             return False
         if block_at(block, 0) in runs:
             return False
-        runs[first] = blocks + block
+        runs.put(first, blocks + block)
         self.num_held += 1
         return True
 
@@ -184,10 +189,14 @@ class BlockRuns:
                 return
             begin = end
 
+    def _forget(self, first: BlockHash) -> None:
+        self._runs.pop(first, None)
+        self._holders.pop(first, None)
+
     def _cut(self, first: BlockHash, length: int) -> None:
         """Let a run end after ``length`` bytes; the rest goes on as another with equal holders."""
         blocks = self._runs[first]
-        self._runs[first] = blocks[:length]
+        self._runs.put(first, blocks[:length])
         self._merge(blocks[length:], self._holders[first])
 
     def _merge(self, blocks: bytes, holders: int) -> None:
@@ -196,12 +205,13 @@ class BlockRuns:
             first = block_at(blocks, 0)
             other = self._runs.get(first)
             if other is None:
-                self._runs[first], self._holders[first] = blocks, holders
+                self._runs.put(first, blocks)
+                self._holders.put(first, holders)
                 return
             length = common_bytes(other, blocks, 0)
             if length < len(other):
                 self._cut(first, length)
-            self._holders[first] |= holders
+            self._holders.put(first, self._holders[first] | holders)
             blocks = blocks[length:]
 
 

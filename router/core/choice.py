@@ -42,7 +42,7 @@ def look_up(
     """Return who has cached how much of the prompt, those left out who have nothing of it."""
     if not request.prompt:
         return []
-    tokens_max = max(0, request.prompt_tokens - 1)
+    tokens_max = request.prompt_tokens - 1
     return [
         Found(
             match.slots,
@@ -57,7 +57,10 @@ def look_up(
 def blocks_on(found: Sequence[Found], replica: ReplicaView) -> int:
     """Return how many blocks of the prompt ``replica`` has cached."""
     bit = slot_bit(replica.slot)
-    return next((each.num_blocks for each in found if each.slots & bit), 0)
+    for each in found:
+        if each.slots & bit:
+            return each.num_blocks
+    return 0
 
 
 def choose(

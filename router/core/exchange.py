@@ -11,7 +11,8 @@
             done in full before another begins.
 
 An event without a row changes nothing: late news of a dead attempt, or a second close. A stream
-that ends without a byte raises BODY_BYTES before BODY_END.
+that ends without a byte raises BODY_BYTES before BODY_END, or UPSTREAM_LOST where it ought to have
+said that it is whole.
 """
 
 from collections.abc import Iterator

@@ -98,7 +98,9 @@ class FleetState:
             self._number(request)
         choice = self._choose(request, pool, eligible, found)
         replica, reason = choice.replica, choice.reason
-        explanation = self._explained(request, reason, replica, eligible, excluded)
+        explanation = None
+        if request.is_explained:
+            explanation = self._explained(request, reason, replica, eligible, excluded)
         lease = self._book(request, replica, blocks_on(found, replica), now_us)
         return Decision(reason, replica, lease, lease.matched_tokens, excluded, explanation)
 
@@ -315,6 +317,7 @@ class FleetState:
             lease.matched_blocks = matched_blocks
             slot, chain = replica.slot, lease.chain
             used_us = self.index.expect(slot, chain, matched_blocks, now_us)
+            replica.room_blocks = self.index.room(slot)
             if used_us is not None and (not was_computing or now_us - used_us >= COMPUTED_US):
                 lease.matched_last_used_us = used_us
         return lease
@@ -326,19 +329,18 @@ class FleetState:
         if belief is None:
             return  # that process has gone, and what it did says nothing of its successor
         breaker = belief.breaker
-        before = (breaker.is_ejected, breaker.is_avoided)
         was_out = breaker.state is not BreakerState.CLOSED
-        breaker.observe(outcome, now_us, began_us=lease.booked_us, is_probe=lease.is_probe)
+        booked_us, is_probe = lease.booked_us, lease.is_probe
+        if breaker.observe(outcome, now_us, began_us=booked_us, is_probe=is_probe):
+            self._roster.changed()
         if outcome is AttemptOutcome.NOT_FOUND and lease.model in self._roster.names():
             belief.missing_models[lease.model] = now_us + micros(self._config.model_missing_s)
             self._roster.changed()
         if was_out and breaker.state is BreakerState.CLOSED:
             belief.recover(now_us)
             self._roster.changed()
-        if (breaker.is_ejected, breaker.is_avoided) != before:
-            self._roster.changed()
         rates = self._roster.rates
-        if rates is not None and outcome is AttemptOutcome.OK:
+        if lease.is_stream and rates is not None and outcome is AttemptOutcome.OK:
             rates.learn(belief.rates, belief.prior_tokens_per_s, lease, now_us, usage)
         if lease.chain:
             learn_from_end(self.index, self.prediction_errors, belief, lease, outcome, usage)

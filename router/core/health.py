@@ -50,7 +50,8 @@ class FailureWindow:
 
     def add(self, failed: bool, now_us: int) -> None:
         """Count one end."""
-        self._turn(now_us)
+        if now_us // self._half_us > self._half_index:
+            self._turn(now_us)
         self._recent[0] += failed
         self._recent[1] += 1
 
@@ -110,8 +111,29 @@ class Breaker:
 
     def observe(
         self, outcome: AttemptOutcome, now_us: int, *, began_us: int, is_probe: bool
-    ) -> None:
-        """Take in how an attempt that began at ``began_us`` ended."""
+    ) -> bool:
+        """Take in how an attempt that began at ``began_us`` ended.
+
+        Returns whether the replica is now ejected, or avoided, and was not before; or the reverse.
+        """
+        is_quiet = self.state is BreakerState.CLOSED and self._avoided_until_us is None
+        if is_quiet and outcome is AttemptOutcome.OK and not is_probe:  # as nearly always
+            self._refusals_in_a_row = self._failures_in_a_row = 0
+            self._window.add(False, now_us)
+            return False
+        before = (self.is_ejected, self.is_avoided)
+        self._take(outcome, now_us, began_us, is_probe)
+        return (self.is_ejected, self.is_avoided) != before
+
+    def tick(self, now_us: int) -> None:
+        """Let time end a cooldown or an avoidance."""
+        if self.state is BreakerState.OPEN and now_us >= self._reopens_us:
+            self.state = BreakerState.HALF_OPEN
+            self.probing = False
+        if self._avoided_until_us is not None and now_us >= self._avoided_until_us:
+            self._avoided_until_us = None
+
+    def _take(self, outcome: AttemptOutcome, now_us: int, began_us: int, is_probe: bool) -> None:
         if is_probe:
             self.probing = False
         if outcome is AttemptOutcome.CANCELLED:
@@ -126,14 +148,6 @@ class Breaker:
             self._answered(now_us, began_us, is_probe)
         else:
             self._failed(now_us, is_probe)
-
-    def tick(self, now_us: int) -> None:
-        """Let time end a cooldown or an avoidance."""
-        if self.state is BreakerState.OPEN and now_us >= self._reopens_us:
-            self.state = BreakerState.HALF_OPEN
-            self.probing = False
-        if self._avoided_until_us is not None and now_us >= self._avoided_until_us:
-            self._avoided_until_us = None
 
     def _answered(self, now_us: int, began_us: int, is_probe: bool) -> None:
         self._failures_in_a_row = 0

@@ -40,8 +40,8 @@ def learn_from_end(
     lost = outcome is AttemptOutcome.TRANSPORT_ERROR and lease.first_byte_us is None
     if outcome in _REFUSALS or lost:
         index.correct(belief.view.slot, lease.chain, lease.matched_blocks)
-    elif usage is not None and usage.cached_tokens is not None:
-        _compare(index, errors, belief, lease, usage.cached_tokens, usage.prompt_tokens)
+    elif usage is not None and (cached_tokens := usage.cached_tokens) is not None:
+        _compare(index, errors, belief, lease, cached_tokens, usage.prompt_tokens)
 
 
 def _compare(
@@ -60,12 +60,15 @@ def _compare(
     """
     if prompt_tokens <= 0:
         return  # nonsense
-    cached_tokens = min(max(cached_tokens, 0), prompt_tokens)
+    if not 0 <= cached_tokens <= prompt_tokens:
+        cached_tokens = prompt_tokens if cached_tokens > 0 else 0
     # Our tokens are bytes over a number; the engine's are what it computes with.
     believed = lease.matched_tokens * prompt_tokens
-    believed //= max(1, lease.matched_tokens + lease.uncached_tokens)
-    errors.over_tokens += max(0, believed - cached_tokens)
-    errors.under_tokens += max(0, cached_tokens - believed)
+    believed //= lease.matched_tokens + lease.uncached_tokens or 1
+    if believed > cached_tokens:
+        errors.over_tokens += believed - cached_tokens
+    else:
+        errors.under_tokens += cached_tokens - believed
     if lease.matched_last_used_us is None:
         return  # nothing matched, or what matched was still being computed
     cached_blocks = cached_tokens * len(lease.chain) // prompt_tokens

@@ -56,12 +56,13 @@ class Lease:
 
     def first_byte(self, now_us: int) -> None:
         """The prompt has been computed: its tokens are no longer ahead of anyone."""
-        self.renew(now_us)
-        if self.is_ahead:
+        replica = self.replica
+        self.renewed_us = replica.heard_us = now_us
+        if self.is_open and self.first_byte_us is None:
             self.first_byte_us = now_us
-            self.num_streams = max(1, self.replica.requests)
-            self.replica.own_ahead_tokens -= self.uncached_tokens
-            self._ledger.touched.add(self.replica.slot)
+            self.num_streams = replica.own_requests + replica.foreign_requests
+            replica.own_ahead_tokens -= self.uncached_tokens
+            self._ledger.touched.add(replica.slot)
 
     def renew(self, now_us: int) -> None:
         """Bytes flow: the lease lives on."""
@@ -111,7 +112,7 @@ class Ledger:
         replica = lease.replica
         replica.own_requests -= 1
         self.touched.add(replica.slot)
-        if lease.is_ahead:
+        if lease.first_byte_us is None:
             replica.own_ahead_tokens -= lease.uncached_tokens
         assert replica.own_requests >= 0
         assert replica.own_ahead_tokens >= 0

@@ -14,7 +14,10 @@ from xxhash import xxh3_64_intdigest
 from contract.options import SettingError, build_section
 from router.core.view import ReplicaView, RouteRequest
 
-__all__ = ["POLICIES", "CostPolicy", "Policy", "build_policy", "draw", "draw_one", "register"]
+__all__ = [
+    *("POLICIES", "CostPolicy", "Policy", "build_policy", "draw", "draw_one"),
+    *("draw_one_with_room", "register"),
+]
 
 
 class Policy(ABC):
@@ -39,7 +42,10 @@ class Policy(ABC):
 
 
 class CostPolicy(Policy):
-    """Chooses the least cost; ties are drawn by the request id, never by list order."""
+    """Chooses the least cost; ties are drawn by the request id, never by list order.
+
+    In a large fleet those that are alike are drawn from before ``break_tie`` could be asked.
+    """
 
     unit: ClassVar[str]
 
@@ -61,7 +67,11 @@ class CostPolicy(Policy):
         if costs.count(least) == 1:
             return eligible[costs.index(least)]
         pairs = zip(eligible, costs, strict=True)
-        return draw_one(request, [replica for replica, cost in pairs if cost == least])
+        return self.break_tie(request, [replica for replica, cost in pairs if cost == least])
+
+    def break_tie(self, request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
+        """Return one of those that cost the same."""
+        return draw_one(request, replicas)
 
 
 def draw(request_id: str, purpose: str) -> int:
@@ -77,6 +87,17 @@ def draw_one(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaV
         replicas,
         key=lambda replica: digest(replica.replica_id.encode("utf-8", "surrogatepass"), seed),
     )
+
+
+def draw_one_with_room(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    """Return the one whose cache has most room, so that new prompts fill all caches alike.
+
+    Where several have, as when all are full, or where there is no prompt, the request draws.
+    """
+    if not request.prompt:
+        return draw_one(request, replicas)
+    most = max([replica.room_blocks for replica in replicas])
+    return draw_one(request, [replica for replica in replicas if replica.room_blocks == most])
 
 
 POLICIES: dict[str, type[Policy]] = {}

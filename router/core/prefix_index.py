@@ -28,12 +28,15 @@ from router.core.sends import Sends
 from router.core.told_parts import ToldParts
 
 LANES = 4
-PARTS_PER_CALL = 500
-"""Parts forgotten at most by one call, about a millisecond; the next calls forget the rest."""
+PARTS_PER_CALL = 250
+"""Parts forgotten at most for one reason in one call, about a millisecond; others follow later."""
+
+SHED_BESIDE = 2
+"""Parts of dead lanes taken out with each one that comes, so that these are gone before it is."""
 
 CLEARED_AT_ONCE_MAX = 64
 PART_BYTES = 600
-"""Memory of one part and its run beyond their blocks, measured by ``python -m bench.decide``."""
+"""Memory of one part and its run beyond their blocks, at most: 200 to 480 were measured."""
 
 BLOCK_COST_BYTES = 2 * BLOCK_BYTES  # in a run and in a part
 
@@ -46,6 +49,7 @@ class _Slot:
     sends: Sends
     block_bytes: int
     learned_blocks_max: int | None = None  # None: predictions only, which expire
+    cache_blocks: int = 0  # what the replica's cache holds; 0: not known
     forgotten_us: int = -1  # what was not used after this goes
     is_queued: bool = False  # in the index's heap
 
@@ -87,6 +91,7 @@ class PrefixIndex:
         self._live = 0  # the live lanes of all slots
         self._dying: deque[ToldParts | Sends] = deque()  # what cleared lanes have left
         self._by_age: list[tuple[int, int]] = []  # heap: a time before the oldest send, its slot
+        self._num_turns = 0  # of ``expire``
         self._chain: Sequence[BlockHash] = ()  # the last one that was packed
         self._packed = b""
 
@@ -129,13 +134,18 @@ class PrefixIndex:
         found = self.find(chain, sum(map(slot_bit, slots)))
         return {slot: match.num_blocks for match in found for slot in slots_of(match.slots)}
 
-    def open_slot(self, slot: int, block_bytes: int, learned_blocks_max: int | None) -> None:
-        """Begin to track a replica, or change how; ``None`` for one whose events will tell."""
+    def open_slot(
+        self, slot: int, block_bytes: int, learned_blocks_max: int | None, cache_blocks: int = 0
+    ) -> None:
+        """Begin to track a replica, or change how; ``None`` for one whose events will tell.
+
+        ``cache_blocks``: what its cache holds, 0 if that is not known. Only ``room`` looks at it.
+        """
         state = self._slots.get(slot)
         if state is None:
             told = ToldParts(self._runs, self._open_lane(slot_bit(slot)))
             sends = self._new_sends(slot, learned_blocks_max)
-            self._slots[slot] = _Slot(told, sends, block_bytes, learned_blocks_max)
+            self._slots[slot] = _Slot(told, sends, block_bytes, learned_blocks_max, cache_blocks)
             return
         learned = state.learned_blocks_max is not None
         if learned != (learned_blocks_max is not None) or state.block_bytes != block_bytes:
@@ -143,6 +153,7 @@ class PrefixIndex:
             state.sends.are_predictions = learned_blocks_max is None
         state.block_bytes = block_bytes
         state.learned_blocks_max = learned_blocks_max
+        state.cache_blocks = cache_blocks
         self._trim(state)
 
     def close_slot(self, slot: int) -> None:
@@ -167,6 +178,8 @@ class PrefixIndex:
         """Take in that the replica holds ``blocks``, each the child of the one before."""
         state = self._slots[slot]
         state.sends.come_true(blocks)
+        if self._dying:
+            self._shed(SHED_BESIDE)
         room = self._make_room(len(blocks), 1)
         if room < len(blocks):
             self.evicted_total += len(blocks) - room  # to know less is safe
@@ -194,6 +207,8 @@ class PrefixIndex:
         """
         state = self._slots[slot]
         packed = self._pack(chain)
+        if self._dying:
+            self._shed(SHED_BESIDE)
         last_used_us = None
         if state.learned_blocks_max is not None:
             last_used_us = state.sends.use(chain, packed, now_us)
@@ -218,17 +233,28 @@ class PrefixIndex:
 
     def expire(self, now_us: int) -> None:
         """Forget predictions that no event has confirmed in time, and what is left to forget."""
-        for state in self._slots.values():
+        parts_left = PARTS_PER_CALL
+        states = list(self._slots.values())
+        self._num_turns += 1
+        begin = self._num_turns % max(1, len(states))  # whose turn it is to be served first
+        for state in states[begin:] + states[:begin]:
             if state.learned_blocks_max is None:
                 state.forgotten_us = now_us - self._prediction_ttl_us
-            state.sends.drop_until(state.forgotten_us, PARTS_PER_CALL)
-            self._trim(state)
-        self._shed(PARTS_PER_CALL)
+            before = len(state.sends)
+            state.sends.drop_until(state.forgotten_us, parts_left)
+            self._trim(state, parts_left)
+            parts_left -= before - len(state.sends) + state.told.search(parts_left)
+        self._shed(parts_left)
 
     def num_blocks(self, slot: int) -> int:
         """Return how many blocks the replica is believed to hold; one both told and sent is two."""
         state = self._slots[slot]
         return state.told.num_blocks + state.sends.num_blocks
+
+    def room(self, slot: int) -> int:
+        """Return how many blocks the replica takes in before it forgets any; 0 if not known."""
+        state = self._slots[slot]
+        return max(0, state.cache_blocks - state.told.num_blocks - state.sends.num_blocks)
 
     def confirmed(self, slot: int) -> frozenset[BlockHash]:
         """Return the blocks that the replica's own events report, a copy."""
@@ -277,9 +303,10 @@ class PrefixIndex:
         if len(dying) == 1 and dying[0].bit == first:
             bit = first << 1
         elif len(dying) == 2:
-            dying[0].shed(len(dying[0]))
-            self._dying.remove(dying[0])
-            bit = dying[0].bit
+            smaller = min(dying, key=len)  # the third clear since the last one was taken out
+            smaller.shed(len(smaller))
+            self._dying.remove(smaller)
+            bit = smaller.bit
         self._live |= bit
         return bit
 
@@ -301,13 +328,16 @@ class PrefixIndex:
             if not len(lane):
                 self._dying.popleft()
 
-    def _trim(self, state: _Slot) -> None:
+    def _trim(self, state: _Slot, num_parts_max: int = PARTS_PER_CALL) -> None:
         """Bring the slot under its own bound and the index under the common one."""
         if state.learned_blocks_max is not None:
             over = state.sends.num_blocks - state.learned_blocks_max
             if over > 0:
-                self.evicted_total += state.sends.evict(over, PARTS_PER_CALL)
-        self._make_room(0, 0)
+                self.evicted_total += state.sends.evict(over, num_parts_max)
+        runs = self._runs
+        num_bytes = runs.num_held * BLOCK_COST_BYTES + runs.num_parts * PART_BYTES
+        if runs.num_held > self._entries_max or num_bytes > self._bytes_max:
+            self._make_room(0, 0)
 
     def _make_room(self, num_wanted: int, num_parts: int) -> int:
         """Evict the oldest sends of all slots until so much fits; return how many blocks do."""

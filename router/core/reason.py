@@ -10,6 +10,8 @@ from enum import Enum
 class Reason(Enum):
     """Why this replica, or why none."""
 
+    __hash__ = object.__hash__  # they are keys of counters; Enum's own is two calls
+
     WARM = "warm"  # no eligible replica holds more of the prompt
     SPREAD = "spread"  # a warmer replica was left aside because of its load
     COLD = "cold"  # no eligible replica holds any of the prompt
@@ -37,6 +39,8 @@ class Ineligible(Enum):
 
 class Outcome(Enum):
     """How an exchange ended; every exchange ends in exactly one."""
+
+    __hash__ = object.__hash__  # as above
 
     COMPLETE = "complete"  # the replica's whole answer was relayed, status below 400
     REPLICA_ERROR = "replica_error"  # the replica's own error was relayed unchanged

@@ -43,7 +43,9 @@ class RetryBudget:
 
     def on_request(self) -> None:
         """Pay in one request's share."""
-        self._tokens = min(self._tokens_max, self._tokens + self._share)
+        self._tokens += self._share
+        if self._tokens > self._tokens_max:
+            self._tokens = self._tokens_max
 
     def take(self, now_us: int) -> bool:
         """Take out one retry; False if there is none left."""

@@ -211,6 +211,7 @@ class Roster:
                 belief.set_prior(fastest.get(belief.view.model, prior))
 
     def _apply_rates(self, rates: Rates, now_us: int) -> None:
+        rates.compare()
         told = {belief.view.model for belief in self if belief.tells_prefill_speed}
         untold = {belief.view.model for belief in self} - told
         learned = {model: rates.speeds.of(model) for model in untold}
@@ -251,7 +252,9 @@ class Roster:
 
     def _open_slot(self, belief: Belief) -> None:
         slot, blocks_max = belief.view.slot, belief.learned_blocks_max
-        self._index.open_slot(slot, belief.block_bytes, blocks_max)
+        cache_blocks = belief.view.kv_blocks_total if blocks_max is None else blocks_max
+        self._index.open_slot(slot, belief.block_bytes, blocks_max, cache_blocks or 0)
+        belief.view.room_blocks = self._index.room(slot)
 
     def _make_pool(self, key: str | None, tried: Collection[str] = ()) -> Pool:
         excluded: dict[str, Ineligible] = {}

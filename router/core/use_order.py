@@ -10,8 +10,8 @@ round, which holds up all else for 50 ms.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-SEGMENT_PARTS = 512
-THINNED_OUT = (SEGMENT_PARTS // 4, SEGMENT_PARTS // 16, SEGMENT_PARTS // 64)
+SEGMENT_PARTS = 64
+THINNED_OUT = (SEGMENT_PARTS // 4, SEGMENT_PARTS // 16)
 """With so few parts left a segment is copied, as a dict does not shrink by itself."""
 
 
@@ -41,15 +41,15 @@ class UseOrder:
     def __getitem__(self, number: int) -> bytes:
         return self._segments[number // SEGMENT_PARTS].blocks[number]
 
-    def __setitem__(self, number: int, blocks: bytes) -> None:
+    def put(self, number: int, blocks: bytes) -> None:
         """Put other blocks in a part's place."""
         self._segments[number // SEGMENT_PARTS].blocks[number] = blocks
 
-    @property
     def oldest(self) -> int | None:
-        """The part that was not used for longest."""
+        """Return the part that was not used for longest."""
         for segment in self._segments.values():
-            return next(iter(segment.blocks))
+            for number in segment.blocks:
+                return number
         return None
 
     def used_us(self, number: int) -> int:
@@ -59,7 +59,7 @@ class UseOrder:
     def append(self, blocks: bytes, used_us: int) -> int:
         """Put in a part as the one that was used last; return its number."""
         number = self._next_number
-        self._next_number += 1
+        self._next_number = number + 1
         segment = self._segments.get(number // SEGMENT_PARTS)
         if segment is None:
             segment = self._segments[number // SEGMENT_PARTS] = _Segment()
@@ -68,15 +68,20 @@ class UseOrder:
         self._num_parts += 1
         return number
 
+    def move_to_end(self, number: int, used_us: int) -> int:
+        """Make a part the one that was used last; return its new number."""
+        return self.append(self.remove(number), used_us)
+
     def remove(self, number: int) -> bytes:
         """Take a part out and return its blocks."""
         segment = self._segments[number // SEGMENT_PARTS]
-        blocks = segment.blocks.pop(number)
+        parts = segment.blocks
+        blocks = parts.pop(number)
         del segment.used_us[number]
         self._num_parts -= 1
-        if not segment.blocks:
+        if not parts:
             del self._segments[number // SEGMENT_PARTS]
-        elif len(segment.blocks) in THINNED_OUT:
-            segment.blocks = dict(segment.blocks)
+        elif len(parts) in THINNED_OUT:
+            segment.blocks = dict(parts)
             segment.used_us = dict(segment.used_us)
         return blocks

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from contract.blocks import BlockHash, chain_bytes, root_hash
 
 NO_ROOT = BlockHash(0)
+PRESSURE_STEPS = 32
 
 ChainKey = tuple[int, str | None]
 """Bytes of a block, and the model's name in the root; None: the name that the request has.
@@ -34,7 +35,11 @@ class ReplicaView:
     heard_us: int = 0  # when a byte of it last came, as far as leases were renewed
     foreign_requests: int = 0
     foreign_ahead_tokens: int = 0
+    room_blocks: int = (
+        0  # what its cache takes in before it forgets any, as last sent to; 0 if full
+    )
     kv_usage: float | None = None  # 0..1 as reported, as are the next five; None: not told
+    kv_pressure: float = 0.0  # usage / (1 - usage) as reported, in steps; see ``pressure_of``
     kv_blocks_used: int | None = None  # held by sequences
     kv_blocks_total: int | None = None
     kv_block_tokens: int | None = None
@@ -56,6 +61,15 @@ class ReplicaView:
     def ahead_tokens(self) -> int:
         """Prompt tokens believed accepted and not yet computed."""
         return self.own_ahead_tokens + self.foreign_ahead_tokens
+
+
+def pressure_of(kv_usage: float | None) -> float:
+    """Return usage / (1 - usage), for a usage rounded down to a step below 1: 0 to 31.
+
+    Steps, so that replicas in nearly equal states look alike (``router.core.frontier``).
+    """
+    step = min(int((kv_usage or 0.0) * PRESSURE_STEPS), PRESSURE_STEPS - 1)
+    return step / (PRESSURE_STEPS - step)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from math import ceil, inf, sqrt
 from typing import ClassVar
 
 from contract.options import option
-from router.core.policy import CostPolicy, register
+from router.core.policy import CostPolicy, draw_one_with_room, register
 from router.core.view import ReplicaView, RouteRequest
 
 
@@ -21,10 +21,13 @@ class MinTtft(CostPolicy):
         interference = interference * sqrt(n + 1) * uncached
         eviction     = eviction * uncached
         requests     = request_tokens * n
+        memory       = kv_pressure_s * k / (1 - k)
         cost         = (ahead + uncached + rounding + interference + eviction + requests) / speed
+                       + memory
 
     Unit: seconds. ``ahead``: tokens accepted there and not yet computed; ``uncached``: this
-    prompt's tokens that are not cached there; ``speed``: the replica's prefill tokens per second.
+    prompt's tokens that are not cached there; ``speed``: the replica's prefill tokens per second;
+    ``k``: share of the KV blocks that sequences hold, as last reported.
     The wait ahead is paid once, by this request. Its own prefill is paid by it and, as longer
     steps, by every sequence running there; so that alone grows with n, by the root, in which this
     request counts too: else to wait for a prefix that is being computed would cost the same as to
@@ -35,7 +38,8 @@ class MinTtft(CostPolicy):
     newcomer nothing more, and 8,000 tokens ahead are no reason to leave a warm replica whose step
     takes 8,192. On GPUs it is small. A prefill also takes room in the cache, from what others would
     have found there; in most weathers to count that (``eviction``) costs more than it saves, as a
-    hot prefix then spreads too late.
+    hot prefix then spreads too late. Where sequences hold nearly all blocks, a newcomer waits until
+    one of them ends, however little is ahead: ``memory``, which is next to nothing before that.
 
     A prompt of 2,100 tokens, of which the warm replica holds 2,000 and has 2 requests with 1,000
     tokens ahead, at 8,000 tokens/s: warm (1,000 + 100 + 213 + 52 + 200) / 8,000 = 0.196 s, an
@@ -47,14 +51,14 @@ class MinTtft(CostPolicy):
     for an engine that computes less in a step and does not tell. Source: ahead plus uncached is the
     cost of NVIDIA Dynamo's KV router and of Preble (Srivatsa et al., 2024), without their weights;
     the root, and the weight 1 of what is ahead, are from this project's own studies: discounts on
-    it fail on a hot prefix. Beside ``prefix_load``, which it is with a ``step_share`` of 0, it
-    knows steps.
+    it fail on a hot prefix. Beside ``prefix_load``, which it is where both are 0, it knows
+    ``step_share`` and ``kv_pressure_s``.
     """
 
     name: ClassVar[str] = "min_ttft"
     unit: ClassVar[str] = "s"
     looks_at: ClassVar[tuple[str, ...]] = (
-        *("requests", "prefill_tokens_per_s", "step_tokens", "step_share"),
+        *("requests", "prefill_tokens_per_s", "step_tokens", "step_share", "kv_pressure"),
     )
 
     step_share: float = option(
@@ -78,6 +82,9 @@ class MinTtft(CostPolicy):
         "what the room of a prefill in the cache is worth, its own time being 1; above 0 only "
         "where caches are much too small",
     )
+    kv_pressure_s: float = option(
+        0.01, "s", "wait that a cache half held by sequences stands for; 16 times that at 94 %"
+    )
     request_tokens: float = option(
         100.0, "tokens", "prefill that one request on the replica stands for"
     )
@@ -87,7 +94,7 @@ class MinTtft(CostPolicy):
             raise ValueError(f"step_share is {self.step_share}, must be from 0 to 1")
         if self.step_tokens < 1:
             raise ValueError(f"step_tokens is {self.step_tokens}, must be 1 or more")
-        for name in ("interference", "eviction", "request_tokens"):
+        for name in ("interference", "eviction", "kv_pressure_s", "request_tokens"):
             value = getattr(self, name)
             if not 0 <= value < inf:
                 raise ValueError(f"{name} is {value}, must be a number of 0 or more")
@@ -110,14 +117,15 @@ class MinTtft(CostPolicy):
             "eviction": self.eviction * uncached_tokens,
             "requests": self.request_tokens * requests,
         }
-        return {name: part / replica.prefill_tokens_per_s for name, part in parts.items()}
+        terms = {name: part / replica.prefill_tokens_per_s for name, part in parts.items()}
+        return terms | {"memory": self.kv_pressure_s * replica.kv_pressure}
 
     def costs(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> list[float]:
         # Every request pays this for every replica: no calls, not even of properties.
         prompt_tokens, matched_tokens = request.prompt_tokens, request.matched_tokens
         assumed_tokens, assumed_share = self.step_tokens, self.step_share
         interference, request_tokens = self.interference, self.request_tokens
-        eviction = self.eviction
+        eviction, kv_pressure_s = self.eviction, self.kv_pressure_s
         costs = []
         for replica in eligible:
             requests = replica.own_requests + replica.foreign_requests
@@ -133,5 +141,9 @@ class MinTtft(CostPolicy):
                 + (interference * sqrt(requests + 1) + eviction) * uncached_tokens
                 + request_tokens * requests
             )
-            costs.append(parts / replica.prefill_tokens_per_s)
+            memory_s = kv_pressure_s * replica.kv_pressure
+            costs.append(parts / replica.prefill_tokens_per_s + memory_s)
         return costs
+
+    def break_tie(self, request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
+        return draw_one_with_room(request, replicas)

@@ -6,7 +6,7 @@ from math import inf, sqrt
 from typing import ClassVar
 
 from contract.options import option
-from router.core.policy import CostPolicy, register
+from router.core.policy import CostPolicy, draw_one_with_room, register
 from router.core.view import ReplicaView, RouteRequest
 
 
@@ -84,3 +84,6 @@ class PrefixLoad(CostPolicy):
             )
             costs.append(tokens / replica.prefill_tokens_per_s)
         return costs
+
+    def break_tie(self, request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
+        return draw_one_with_room(request, replicas)

@@ -6,6 +6,7 @@ from contract.blocks import BlockHash
 from contract.kv_events import BlockRemoved, BlockStored, KvEventBatch, KvSnapshot
 from router.core.fleet import FleetState
 from router.core.kv_mirror import SNAPSHOT_SLICE_BLOCKS
+from router.core.prefix_index import BLOCK_COST_BYTES, PART_BYTES
 from tests.router.core.making import make_fleet, view_of, with_events
 
 BLOCKS = [BlockHash(10_000 + n) for n in range(3 * SNAPSHOT_SLICE_BLOCKS)]
@@ -39,6 +40,22 @@ def test_an_empty_snapshot_forgets_all() -> None:
 
     assert fleet.on_kv_snapshot("a", KvSnapshot("first", 7, []), 0)
     assert confirmed(fleet) == frozenset()
+
+
+def test_a_snapshot_in_runs_is_in_slices_too_and_takes_less_memory() -> None:
+    flat, in_runs = telling_fleet(), telling_fleet()
+    flat.on_kv_snapshot("a", SNAPSHOT, 0)
+    long = len(BLOCKS) - 30
+    answer = [BLOCKS[long - 1 + number] for number in range(30)]  # what each of the last follows
+    runs = KvSnapshot("first", 7, BLOCKS, [long, *[1] * 30], [None, *answer])
+
+    results = list(in_runs.load_kv_snapshot("a", runs, 0))
+
+    assert results == [False, False, True]
+    assert confirmed(in_runs) == confirmed(flat) == set(BLOCKS)
+    assert in_runs.index.num_bytes == len(BLOCKS) * BLOCK_COST_BYTES + PART_BYTES  # one part
+    assert in_runs.index.num_bytes < flat.index.num_bytes / 10
+    in_runs.index.check()
 
 
 @pytest.mark.parametrize("accident", ["restart", "removal"])

@@ -264,45 +264,6 @@ def test_match_tells_slots_apart_and_looks_at_no_other() -> None:
     assert index.match([], range(4)) == {}
 
 
-def test_common_bound_evicts_the_oldest_over_all_slots() -> None:
-    index = PrefixIndex(entries_max=4, prediction_ttl_us=TTL_US)
-    for slot in (0, 1):
-        index.open_slot(slot, 256, 100)
-    index.expect(1, chain_of("ab"), 0, 1)
-    index.expect(0, chain_of("cd"), 0, 2)
-
-    index.expect(0, chain_of("e"), 0, 3)
-
-    assert index.match(chain_of("ab"), [0, 1]) == {1: 1}
-    assert index.match(chain_of("cd"), [0, 1]) == {0: 2}
-    assert index.num_entries == 4
-
-
-def test_events_beyond_the_bound_are_not_taken_in_but_never_believed_wrongly() -> None:
-    index = PrefixIndex(entries_max=2, prediction_ttl_us=TTL_US)
-    index.open_slot(0, 256, None)
-
-    index.store(0, chain_of("abc"))
-
-    assert index.match(chain_of("abc"), [0]) == {0: 2}
-    assert index.evicted_total == 1
-    index.check()
-
-
-def test_size_returns_to_nothing_when_replicas_leave() -> None:
-    index = PrefixIndex(1000, TTL_US)
-    for slot in (0, 1):
-        index.open_slot(slot, 256, None if slot else 100)
-        index.expect(slot, chain_of("abab"), 0, 1)
-        index.store(slot, chain_of("ba"))
-
-    for slot in (0, 1):
-        index.close_slot(slot)
-
-    assert index.num_entries == 0
-    index.check()
-
-
 def test_older_blocks_are_forgotten_and_what_was_used_since_is_kept() -> None:
     index = learning_index(blocks_max=100)
     index.expect(0, chain_of("abc"), 0, 1)
@@ -335,49 +296,6 @@ def test_another_block_size_begins_with_an_empty_slot() -> None:
     index.open_slot(0, 512, 10)
 
     assert index.num_entries == 0
-
-
-def test_a_cleared_slot_is_empty_at_once_though_its_parts_are_taken_out_by_and_by() -> None:
-    index = learning_index(blocks_max=1000)
-    for number in range(200):
-        index.expect(0, [BlockHash(1_000_000 + number)], 0, number)
-
-    index.clear(0)
-    at_once = index.match([BlockHash(1_000_007)], [0])
-    left = index.num_entries
-    index.expect(0, [BlockHash(1_000_007)], 0, 201)
-    index.expire(202)
-
-    assert (at_once, left) == ({}, 200)
-    assert index.match([BlockHash(1_000_007)], [0]) == {0: 1}
-    assert index.num_entries == 1
-    index.check()
-
-
-def test_a_slot_cleared_again_and_again_keeps_nothing_of_before() -> None:
-    index = learning_index(blocks_max=1000)
-    for life in range(5):
-        for number in range(100):
-            index.expect(0, [BlockHash(1_000 * life + number)], 0, number)
-        index.check()
-        index.clear(0)
-
-    assert all(not index.match([BlockHash(1_000 * life)], [0]) for life in range(5))
-    index.check()
-
-
-def test_bytes_are_bounded_under_a_flood_of_short_unique_prompts() -> None:
-    index = PrefixIndex(10**9, TTL_US, bytes_max=100_000)
-    for slot in range(4):
-        index.open_slot(slot, 256, 10**9)
-
-    for number in range(2_000):
-        index.expect(number % 4, [BlockHash(number)], 0, number)
-        assert index.num_bytes <= 100_000
-
-    assert index.evicted_total > 1_500
-    assert index.match([BlockHash(1_999)], [3]) == {3: 1}
-    index.check()
 
 
 def test_a_prompt_follows_runs_that_begin_within_others() -> None:

@@ -14,7 +14,14 @@ from contract.openai_api import PromptTokensDetails, Usage
 from router.core.config import RoutingConfig, micros
 from router.core.health import AttemptOutcome
 from router.core.policy import build_policy
-from router.core.rates import ANSWERS_KEPT, CLASSES_MAX, PRIOR_ANSWERS, Pace, Peers
+from router.core.rates import (
+    ANSWERS_KEPT,
+    ANSWERS_PER_TICK,
+    CLASSES_MAX,
+    PRIOR_ANSWERS,
+    Pace,
+    Peers,
+)
 from router.core.view import RouteRequest
 from tests.router.core.making import SECOND, chosen, lease_of, make_fleet, make_report
 
@@ -54,6 +61,13 @@ class Drive:
         self.now_us += round(DECODE_US * factor * (num_chunks - 1))
         lease.num_chunks = num_chunks
         lease.end(outcome, self.now_us, usage)
+        self.compare()
+
+    def compare(self) -> None:
+        """Do what a tick does with answers, without the reports growing old."""
+        rates = self.fleet._roster.rates
+        if rates is not None:
+            rates.compare()
 
     def slowdowns(self) -> dict[str, float]:
         """Return what policies see after a tick."""
@@ -77,6 +91,23 @@ def test_slow_replica_is_found_and_its_speed_divided() -> None:
     c = drive.fleet.views()[2].view
     assert c.decode_slowdown == pytest.approx(3)
     assert c.token_us == pytest.approx(3 * DECODE_US)
+
+
+def test_of_many_answers_between_two_ticks_a_few_are_compared() -> None:
+    drive = Drive("ab")
+    drive.factors["b"] = 3.0
+    drive.compare = lambda: None  # type: ignore[method-assign]
+
+    for _ in range(2 * 40):
+        drive.answer()
+    at_once = drive.slowdowns()
+    for _ in range(PRIOR_ANSWERS):
+        for _ in range(2 * ANSWERS_PER_TICK):
+            drive.answer()
+        by_and_by = drive.slowdowns()
+
+    assert at_once == {"a": 1, "b": 1}  # so few are no evidence
+    assert by_and_by == {"a": 1, "b": 3}
 
 
 def test_of_two_replicas_the_slow_one_is_known() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from contract.options import SettingError
 from router.core.policy import build_policy
+from router.core.view import pressure_of
 from router.policies.min_ttft import MinTtft
 from router.policies.prefix_load import PrefixLoad
 from tests.router.policies.making import request, view
@@ -29,8 +30,30 @@ def test_terms_are_tokens_over_speed(
 ) -> None:
     terms = MinTtft().terms(PROMPT, view(name, requests, ahead_tokens=ahead_tokens))
 
-    assert list(terms) == ["ahead", "prefill", "rounding", "interference", "eviction", "requests"]
-    assert [8000 * term for term in terms.values()] == pytest.approx(tokens, abs=0.01)
+    assert list(terms) == [
+        *("ahead", "prefill", "rounding", "interference", "eviction", "requests", "memory")
+    ]
+    assert [8000 * term for term in terms.values()] == pytest.approx((*tokens, 0), abs=0.01)
+
+
+def test_a_cache_that_sequences_hold_nearly_whole_costs_a_wait() -> None:
+    policy = MinTtft(kv_pressure_s=0.01)
+    costs = []
+    for usage in (0.0, 0.5, 0.97, 1.0):
+        replica = view("a")
+        replica.kv_pressure = pressure_of(usage)
+        costs.append(policy.cost(PROMPT, replica))
+
+    assert [cost - costs[0] for cost in costs] == pytest.approx([0, 0.01, 0.31, 0.31])
+
+
+def test_a_replica_tells_its_steps_and_where_it_does_not_the_settings_do() -> None:
+    silent, telling = view("b"), view("b")
+    telling.step_tokens, telling.step_share = 2_048, 1.0
+
+    rounding = [MinTtft().terms(PROMPT, each)["rounding"] * 8_000 for each in (silent, telling)]
+
+    assert rounding == pytest.approx([0.03 * (8_192 - 2_100), 4_096 - 2_100])
 
 
 @pytest.mark.parametrize(("ahead_tokens", "pick"), [(0, "a"), (8000, "a"), (8100, "b")])
