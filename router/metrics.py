@@ -8,6 +8,7 @@ import asyncio
 import platform
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
@@ -97,7 +98,7 @@ class _OfModel:
     )
 
     def __init__(self) -> None:
-        self.requests: dict[tuple[int, Outcome], int] = {}  # by status // 100 and outcome
+        self.requests: dict[tuple[int, Outcome], int] = defaultdict(int)  # by status // 100
         self.ttft = Histogram(TTFT_BOUNDS_S)
         self.e2e = Histogram(E2E_BOUNDS_S)
         self.prompt_tokens = 0
@@ -120,8 +121,8 @@ class RouterMetrics:
         self._gap = Histogram(GAP_BOUNDS_S)
         self._gap_counts, self._gap_bounds_us = self._gap.counts, self._gap.bounds_us
         self._overhead = Histogram(OVERHEAD_BOUNDS_S)
-        self._decisions: dict[tuple[str, Reason], int] = {}
-        self._answers: dict[tuple[str, Outcome], int] = {}
+        self._decisions: dict[tuple[str, Reason], int] = defaultdict(int)
+        self._answers: dict[tuple[str, Outcome], int] = defaultdict(int)
         # These are born at zero: rate() cannot see the first event of a series that is born at one.
         self._retries = dict.fromkeys(_RETRY_REASONS, 0)
         self._failures = dict.fromkeys(Failure, 0)
@@ -192,8 +193,7 @@ class RouterMetrics:
         self._in_flight -= 1
         of_model = self._of_model(record)
         outcome = record.outcome
-        key = (record.status // 100, outcome)
-        of_model.requests[key] = of_model.requests.get(key, 0) + 1
+        of_model.requests[record.status // 100, outcome] += 1
         received_us = record.received_us
         of_model.e2e.observe_us(record.ended_us - received_us)
         if record.stream and record.first_byte_us is not None:
@@ -204,11 +204,9 @@ class RouterMetrics:
             if record.attempts == 1:
                 self._overhead.observe_us(record.sent_us - received_us)
         if record.reason is not None:
-            decision = (record.policy, record.reason)
-            self._decisions[decision] = self._decisions.get(decision, 0) + 1
+            self._decisions[record.policy, record.reason] += 1
         if record.replica_id is not None:
-            answer = (record.replica_id, outcome)
-            self._answers[answer] = self._answers.get(answer, 0) + 1
+            self._answers[record.replica_id, outcome] += 1
             if len(self._answers) > REPLICAS_MAX:
                 self._forget_replicas()
         if record.failure is not None and outcome is not Outcome.COMPLETE:
@@ -261,7 +259,8 @@ class RouterMetrics:
 
     def _forget_replicas(self) -> None:
         present = set() if self._fleet is None else _replica_ids(self._fleet)
-        self._answers = {key: n for key, n in self._answers.items() if key[0] in present}
+        for gone in [key for key in self._answers if key[0] not in present]:
+            del self._answers[gone]
 
     def _count_usage(self, record: ExchangeRecord, of_model: _OfModel) -> None:
         """Add the engine's own word, cut to what is possible: a counter must never go back."""
@@ -269,15 +268,17 @@ class RouterMetrics:
         if usage is None:
             self._odd_usage += 1
             return
-        of_model.completion_tokens += max(0, usage.completion_tokens)
-        cached_tokens = usage.cached_tokens
-        prompt_tokens = max(0, usage.prompt_tokens)
+        cached_tokens, prompt_tokens = usage.cached_tokens, usage.prompt_tokens
+        generated_tokens = usage.completion_tokens
+        if not 0 <= (cached_tokens or 0) <= prompt_tokens or generated_tokens < 0:
+            self._odd_usage += 1
+            prompt_tokens, generated_tokens = max(0, prompt_tokens), max(0, generated_tokens)
+            if cached_tokens is not None:
+                cached_tokens = min(max(0, cached_tokens), prompt_tokens)
+        of_model.completion_tokens += generated_tokens
         if cached_tokens is not None:
             of_model.answered_prompt_tokens += prompt_tokens
-            of_model.cached_tokens += min(max(0, cached_tokens), prompt_tokens)
-        is_odd = cached_tokens is not None and not 0 <= cached_tokens <= usage.prompt_tokens
-        if is_odd or usage.prompt_tokens < 0 or usage.completion_tokens < 0:
-            self._odd_usage += 1
+            of_model.cached_tokens += cached_tokens
 
     def _families(self) -> Iterator[Metric]:
         self._forget_replicas()

@@ -25,7 +25,7 @@ from router.gateway.cors import without_cors
 from router.gateway.http_head import RequestHead
 from router.gateway.limits import NEVER_US
 from router.gateway.local_answer import error_answer, error_event, request_id_line
-from router.gateway.outgoing import outgoing_head, without_id
+from router.gateway.outgoing import later_id_line, outgoing_head, without_id
 from router.gateway.relay import Relay
 from router.gateway.resume import Resume, judge_break, judge_failure, resume_of
 from router.gateway.verdict import ENGINE_PATHS, Refusal, public_name, refusal_of
@@ -77,7 +77,7 @@ class Actions(ABC):
     def _set_limits(self, model: str | None) -> None:
         """Raises BadRequestError for a limit of the client's own that cannot be read."""
         limits, asked = self._context.limits, self._head.timeout
-        self._limits = limits.of(model)
+        self._limits = limits.of(model) if limits.of_model else limits.general
         total_us = self._limits.total_timeout
         if asked is not None:
             try:
@@ -161,7 +161,7 @@ class Actions(ABC):
     def _decide(self, _: Transition) -> None:
         context, request = self._context, self._request
         assert request is not None
-        if context.queue.waits(request.model):
+        if context.queued and context.queue.waits(request.model):
             self._queue_up()
             return
         now_us = context.clock_us()
@@ -214,11 +214,16 @@ class Actions(ABC):
     def _send(self, _: Transition) -> None:
         attempt, request, head = self._attempt, self._request, self._head
         assert request is not None
-        body = self._resume.body if isinstance(self._resume, Resume) else self._body
+        body, resume = self._body, self._resume
+        if resume is not None and isinstance(resume, Resume):
+            body = resume.body
         self._num_sent += 1
+        id_line = self._id_line
+        if self._num_sent > 1:
+            id_line = later_id_line(self._request_id, self._num_sent)
         limits = self._limits
         attempt.send(
-            outgoing_head(head, attempt.address, self._request_id, self._num_sent, body),
+            outgoing_head(head, attempt.address, id_line, body, is_first=self._num_sent == 1),
             body,
             bodiless=head.method == "HEAD",
             silence_max_us=limits.first_byte_timeout if request.stream else limits.answer_timeout,
@@ -241,10 +246,12 @@ class Actions(ABC):
             attempt.answer = replace(attempt.answer, lines=without_cors(attempt.answer.lines))
         client = self._client
         relay = Relay(client.write, closes=client.closes, is_http_1_0=self._head.is_http_1_0)
-        resume = self._resume = resume_of(
-            self._context, self._request, self._record.path, self._body, attempt.answer, relay
-        )
-        splice = resume.splice if isinstance(resume, Resume) else None
+        splice = None
+        if self._context.resumes:
+            resume = self._resume = resume_of(
+                self._context, self._request, self.path, self._body, attempt.answer, relay
+            )
+            splice = resume.splice if isinstance(resume, Resume) else None
         attempt.begin_relay(relay, line, splice)
         self._closes = relay.closes
         self._let_go_of_prompt()
@@ -352,7 +359,7 @@ class Actions(ABC):
         return self._attempt.verdict.outcome
 
     def _finish_record(self, outcome: Outcome) -> ExchangeRecord:
-        record, request = self._record, self._request
+        record, request, resume = self._record, self._request, self._resume
         record.outcome = outcome
         record.ended_us = self._context.clock_us()
         if self._refusal is not None and outcome in (Outcome.REFUSED, Outcome.BROKEN):
@@ -363,6 +370,6 @@ class Actions(ABC):
             record.prompt_tokens = request.prompt_tokens
         if record.attempts:
             self._attempt.fill(record)
-        if isinstance(self._resume, Resume):
-            self._resume.fill(record)
+        if resume is not None and isinstance(resume, Resume):
+            resume.fill(record)
         return record

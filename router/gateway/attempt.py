@@ -23,6 +23,9 @@ from router.gateway.replica_pool import ReplicaAddress, ReplicaPool, ReplicaUrlE
 from router.gateway.splice import Splice
 from router.gateway.verdict import ENGINE_PATHS, Verdict, judge_answer, replica_line
 
+# Plain numbers: to look one up in the enumeration is a call of its own.
+_OK, _BAD_REQUEST, _NOT_FOUND = (int(HTTPStatus(number)) for number in (200, 400, 404))
+
 
 class Owner(Protocol):
     """The exchange, as its attempts see it."""
@@ -157,21 +160,22 @@ class Attempt:
         self.deadline_us = NEVER_US
         self._lease.num_chunks = self.chunks
         self._lease.end(outcome, self._context.clock_us(), usage)
-        self._context.on_lease_end()
+        if self._context.queued:  # there may be room for one of them
+            self._context.pump()
 
     def judge(self) -> Verdict:
         """Judge the answer, which is whole."""
         assert self.answer is not None
         status = self.answer.status
         verdict = self.verdict = judge_answer(status, self._watch)
-        if status == HTTPStatus.NOT_FOUND and self._owner.path in ENGINE_PATHS and self.lacks_model:
+        if status == _NOT_FOUND and self._owner.path in ENGINE_PATHS and self.lacks_model:
             verdict.attempt = AttemptOutcome.NOT_FOUND
         return verdict
 
     @property
     def lacks_model(self) -> bool:
         """Whether its answer says that there is no such model; a path may be missing as well."""
-        if self.answer is None or self.answer.status != HTTPStatus.NOT_FOUND:
+        if self.answer is None or self.answer.status != _NOT_FOUND:
             return False
         body = b"".join(payload for _, payload in self._pieces)
         if not body and self._watch is not None:
@@ -226,7 +230,7 @@ class Attempt:
         if self._owner.state is State.RESENT:
             self._on_head_of_rest(head)
             return
-        if head.status >= HTTPStatus.BAD_REQUEST and self._owner.can_retry(head.status):
+        if head.status >= _BAD_REQUEST and self._owner.can_retry(head.status):
             self._wait_for_bytes(self.last_us)
             self._owner.on(Event.REFUSAL_BEGAN)
             return
@@ -243,7 +247,7 @@ class Attempt:
                 self.relay.flush()
 
     def _on_head_of_rest(self, head: AnswerHead) -> None:
-        if head.status == HTTPStatus.OK and head.media is Media.STREAM:
+        if head.status == _OK and head.media is Media.STREAM:
             self._watch = AnswerWatch(head.media, self._context.config.answer_tail_bytes)
             self._begin_stream(head)
             self._owner.on(Event.STREAM_OPENED)
@@ -253,7 +257,7 @@ class Attempt:
 
     def _begin_stream(self, head: AnswerHead) -> None:
         self._is_stream = True
-        if head.status < HTTPStatus.BAD_REQUEST and not head.is_encoded:
+        if head.status < _BAD_REQUEST and not head.is_encoded:
             self._finish = FINISHES.get(self._owner.path)
         if self._finish is not None and self._framing is Framing.LENGTH:
             self._framing = Framing.CLOSE  # in chunks, its end can be held back until it is judged
@@ -284,14 +288,13 @@ class Attempt:
         else:
             assert self.relay is not None
             self.relay.pass_on(raw, payload)
-            self._write_raw = self.relay.write if self.relay.is_raw else None
+            self._write_raw = self.relay.write_raw
         watch = self._watch
         if watch is not None:
             watch.take(payload)
-            if self.first_byte_us is None and watch.has_event:
-                self._first_byte(now_us)
-        elif self.first_byte_us is None:
-            self._first_byte(now_us)
+        if self.first_byte_us is None and (watch is None or watch.has_event):
+            self.first_byte_us = now_us
+            self._lease.first_byte(now_us)
         if splice is not None and splice.has_failed:
             detail = "it sent an error within its stream"
             self._owner.on_failure(Event.UPSTREAM_LOST, Failure.UPSTREAM_LOST, detail)
@@ -389,10 +392,6 @@ class Attempt:
         if self._pieces_bytes > self._context.config.held_answer_bytes_max:
             self._owner.on(Event.REFUSAL_TOO_LONG)
             self._pieces = ()
-
-    def _first_byte(self, now_us: int) -> None:
-        self.first_byte_us = now_us
-        self._lease.first_byte(now_us)
 
     def _wait_for_bytes(self, now_us: int) -> None:
         self.last_us = now_us

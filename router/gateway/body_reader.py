@@ -34,7 +34,6 @@ _FAULTS = (TimeoutError, OSError, EOFError, msgspec.MsgspecError, RuntimeError)
 log = logging.getLogger(__name__)
 
 _READ_AHEAD_BYTES = 1024 * 1024
-_IDENTITY = (b"", b"identity")
 
 
 class BodyReader:
@@ -46,10 +45,6 @@ class BodyReader:
         self._starting: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
-
-    def is_needed(self, head: RequestHead, body: bytes, config: GatewayConfig) -> bool:
-        """Say whether the body is too long to be read at once, or compressed."""
-        return len(body) > config.body_in_turn_bytes_max or head.encoding not in _IDENTITY
 
     async def read(self, head: RequestHead, body: bytes, config: GatewayConfig) -> RouteRequest:
         """Return the request as routing sees it, without its id. Raises BadRequestError."""

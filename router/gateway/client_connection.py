@@ -261,9 +261,11 @@ class ClientConnection(asyncio.Protocol):
         self._deadline_us = NEVER_US
         self._phase = Phase.BETWEEN
         match = self._site.routes.match(head.method, head.path)
-        refused = self._refusal(head, match)
+        refused = None
+        if head.objection or match.refusal or context.is_draining:
+            refused = self._refusal(head, match)
         if refused is None and match.route is Route.REPLICA:
-            if context.bodies.is_needed(head, request.body, context.config):
+            if head.encoding or len(request.body) > context.config.body_in_turn_bytes_max:
                 parts = (context, self, head, request.body, match.label)
                 self._exchange = LongRequest(*parts, self._set_exchange)
             else:

@@ -13,7 +13,7 @@ from router.core.retry import RetryBudget
 from router.core.view import RouteRequest
 from router.gateway.api_keys import ApiKeys
 from router.gateway.body_reader import BodyReader
-from router.gateway.config import GatewayConfig
+from router.gateway.config import Failover, GatewayConfig
 from router.gateway.credentials import Credentials
 from router.gateway.http_head import RequestHeads
 from router.gateway.limits import Limits
@@ -123,6 +123,7 @@ class Context:
         self.swept_us = clock_us()  # the time as of the last sweep: enough for long limits
         self.buffered_bytes = 0  # bodies of requests, on their way in or held
         self.limits = Limits(config)
+        self.resumes = config.failover is Failover.RESUME
         self.heads = RequestHeads(config, keys)
         self._id_prefix = id_prefix
         self._num_ids = 0
@@ -133,6 +134,7 @@ class Context:
         """Hold to other settings from here on; what runs keeps the limits that it has met."""
         self.config = config
         self.limits = Limits(config)
+        self.resumes = config.failover is Failover.RESUME
         self.policy = policy
         self.log = log
         self.heads.reconfigure(config, credentials.keys)
@@ -149,11 +151,6 @@ class Context:
             return False
         self.buffered_bytes += num_bytes
         return True
-
-    def on_lease_end(self) -> None:
-        """There may be room for a queued request."""
-        if self.queued:
-            self.pump()
 
     def report(self, record: ExchangeRecord) -> None:
         """Count and log one end; also of what never became an exchange."""

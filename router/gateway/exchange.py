@@ -42,13 +42,15 @@ class Exchange(Actions):
     def _admit(self) -> None:
         head, read = self._head, self._read
         try:
-            if isinstance(read, BadRequestError):
+            if read is None:
+                read = route_request(
+                    head.path, self._body, self._request_id, self._context.routing, head.session_key
+                )
+            elif isinstance(read, BadRequestError):
                 raise read
-            self._request = read or route_request(
-                head.path, self._body, self._request_id, self._context.routing, head.session_key
-            )
-            self._request.request_id = self._request_id
-            self._set_limits(self._request.model)
+            self._request = read
+            read.request_id = self._request_id
+            self._set_limits(read.model)
         except BadRequestError as error:
             self._refusal = Refusal(error.failure, error.message, error.param)
             self.on(Event.REFUSED)

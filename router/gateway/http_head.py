@@ -228,7 +228,7 @@ class RequestHeads:
                 noted.keys.append(key)
             return self._forwards_keys
         if name == b"content-encoding":
-            head.encoding = value.lower()
+            head.encoding = value.lower().removeprefix(b"identity")
         elif name == b"origin":
             noted.origin = value
         elif name == b"access-control-request-method":

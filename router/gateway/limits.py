@@ -21,15 +21,15 @@ class Limits:
         self.reuse_race_us = micros(config.reuse_race_s)
         self.half_closed_us = micros(config.half_closed_within_s)
         self._asked_max_us = micros(config.asked_timeout_max_s)
-        self._general = AnswerLimits(*(_us(getattr(config, name)) for name in PER_MODEL))
-        self._of_model = {
-            model: replace(self._general, **{n.removesuffix("_s"): _us(s) for n, s in own.items()})
+        self.general = AnswerLimits(*(_us(getattr(config, name)) for name in PER_MODEL))
+        self.of_model = {
+            model: replace(self.general, **{n.removesuffix("_s"): _us(s) for n, s in own.items()})
             for model, own in read_model_timeouts(config.model_timeouts).items()
         }
 
     def of(self, model: str | None) -> AnswerLimits:
         """Return what holds for requests that name ``model``."""
-        return self._of_model.get(model, self._general) if model else self._general
+        return self.of_model.get(model, self.general) if model else self.general
 
     def asked_us(self, value: str) -> int:
         """Return what a client's header asks for, within its bound. Raises ValueError."""

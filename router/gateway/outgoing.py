@@ -16,17 +16,20 @@ _ID_LINE = re.compile(rb"\r\nx-request-id:[^\r]*+", re.IGNORECASE)
 
 
 def outgoing_head(
-    head: RequestHead, address: ReplicaAddress, request_id: str, num_sent: int, body: bytes
+    head: RequestHead, address: ReplicaAddress, id_line: bytes, body: bytes, *, is_first: bool
 ) -> bytes:
-    """Return the head for the ``num_sent``-th time that this request is sent, from 1."""
-    if num_sent > 1:
+    """Return the head with ``id_line``, for which the client's own has to go but the first time."""
+    if not is_first:
         head = replace(head, fields=_ID_LINE.sub(b"", head.fields))
-        own_lines = request_id_line(f"{request_id}-{num_sent}")
-    else:
-        own_lines = b"" if head.request_id else request_id_line(request_id)
-    if head.has_body or head.method == "POST":
+    own_lines = b"" if is_first and head.request_id else id_line
+    if head.method == "POST" or head.has_body:
         own_lines += b"Content-Length: %d\r\n" % len(body)
     return request_bytes(head, address.authority, address.prefix, own_lines)
+
+
+def later_id_line(request_id: str, num_sent: int) -> bytes:
+    """Return the header that names the ``num_sent``-th attempt, from 2."""
+    return request_id_line(f"{request_id}-{num_sent}")
 
 
 def without_id(answer: AnswerHead) -> AnswerHead:

@@ -1,8 +1,8 @@
 """The client's half of an answer: the replica's head rewritten, its body framed for the client.
 
 The body itself is never changed. Where both sides frame alike the replica's bytes go through as
-they came, chunk sizes included; a body that ends with its connection gets chunks for HTTP/1.1,
-and one in chunks loses them for HTTP/1.0.
+they came, chunk sizes included, but the last chunk waits until the answer has been judged; a body
+that ends with its connection gets chunks for HTTP/1.1, and one in chunks loses them for HTTP/1.0.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,13 @@ class Relay:
     # Class attributes, so that a relay sets only what it changes.
     _mode = _Mode.RAW
     _is_chunked = False  # towards the client
+    write_raw: Callable[[bytes], None] | None  # of pieces behind the head, that go as they come
     _head = b""  # not yet written: it goes out with the first bytes of the body
 
     def __init__(
         self, write: Callable[[bytes], None], *, closes: bool, is_http_1_0: bool = False
     ) -> None:
-        self.write = write
+        self.write = self.write_raw = write
         self._is_http_1_0 = is_http_1_0
         self.closes = closes  # the client's connection, after this answer
 
@@ -46,12 +47,14 @@ class Relay:
                 framing_line = b"Content-Length: %d\r\n" % length
         elif self._is_http_1_0:
             self._mode = _Mode.PAYLOAD
+            self.write_raw = None
             self.closes = True
         else:
             framing_line = b"Transfer-Encoding: chunked\r\n"
             self._is_chunked = True
             if framing is Framing.CLOSE:
                 self._mode = _Mode.CHUNKS
+                self.write_raw = None
         if self.closes:
             framing_line += b"Connection: close\r\n"
         elif self._is_http_1_0:
@@ -84,11 +87,6 @@ class Relay:
         if last:
             self._head = b""
             self.write(last)
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether pieces go to the client as they come, once the head has been written."""
-        return self._mode is _Mode.RAW
 
     def can_add_chunk(self, is_between_chunks: bool) -> bool:
         """Say whether a chunk could be written now; ``is_between_chunks``: of the replica's."""

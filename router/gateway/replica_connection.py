@@ -25,6 +25,7 @@ JOINED_BYTES_MAX = 16_384
 """A body up to here is copied behind its head: cheaper than to hand the kernel two pieces."""
 
 _HTTP = b"HTTP/"
+_HEAD_END_BYTES = len(HEAD_END)
 _SWITCHING = 101
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 """Told to a parser that is to read a body only; the real head has been read already."""
@@ -258,7 +259,6 @@ class ReplicaConnection(asyncio.Protocol):
 
     def _begin_chunks(self) -> None:
         self._complete = self._excess = self._is_ending = False
-        self._last_piece = b"\n"
         self._parts = []
         self._begun, self._ended = count(), count()
         # The parser calls these for every chunk of every stream: functions in C, not in Python.
@@ -279,11 +279,13 @@ class ReplicaConnection(asyncio.Protocol):
             self._bad("more came than its answer")
             return
         before, self._last_piece = self._last_piece, data
-        if len(data) < len(HEAD_END):
-            self._last_piece = before[-len(HEAD_END) :] + data
+        if len(data) < _HEAD_END_BYTES:
+            self._last_piece = before[-_HEAD_END_BYTES:] + data
         parts = self._parts
-        payload = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
+        payload = parts.pop() if parts else b""
+        if parts:  # a piece of several chunks
+            payload = b"".join((*parts, payload))
+            parts.clear()
         if self._complete:
             self._end_chunks(sink, before, data, payload)
         else:
@@ -307,8 +309,8 @@ class ReplicaConnection(asyncio.Protocol):
         """Return the end of a chunked body without empty lines behind it: the parser skips them,
         but a client would take them for the beginning of its next answer.
         """
-        tail = before[-len(HEAD_END) :] + data
-        num_excess = len(tail) - len(tail.rstrip(b"\r\n")) - len(HEAD_END)
+        tail = before[-_HEAD_END_BYTES:] + data
+        num_excess = len(tail) - len(tail.rstrip(b"\r\n")) - _HEAD_END_BYTES
         if num_excess <= 0:  # as nearly always
             return data
         self._reusable = False

@@ -7,7 +7,6 @@ from router.core.record import ExchangeRecord
 from router.core.retry import may_retry
 from router.core.view import RouteRequest
 from router.gateway.attempt import Attempt
-from router.gateway.config import Failover
 from router.gateway.context import Context
 from router.gateway.continuation import Continuation, NotResumableError
 from router.gateway.http_head import AnswerHead, Media
@@ -85,9 +84,9 @@ def resume_of(
     answer: AnswerHead,
     relay: Relay,
 ) -> Resume | NotResumed | None:
-    """Return what can continue this answer, or why nothing can; None where it is not wanted."""
+    """Return what can continue this answer, or why nothing can; None if it is a refusal."""
     config = context.config
-    if config.failover is not Failover.RESUME or answer.status != 200:
+    if answer.status != 200:
         return None
     if not request.stream or answer.media is not Media.STREAM:
         return NotResumed.NOT_A_STREAM

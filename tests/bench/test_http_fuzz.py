@@ -54,7 +54,7 @@ def test_a_case_is_its_seed_and_its_number() -> None:
 def test_a_failing_input_prints_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Relay, "finish", lambda relay: relay.write(b"junk"))
+    monkeypatch.setattr(Relay, "finish", lambda relay, _: relay.write(b"junk"))
 
     status = main(["--seed", "1", "--count", "60", "--processes", "1"])
 
@@ -88,7 +88,7 @@ def ends_in_order(connection: ClientConnection, *, reset: bool) -> None:
         (Lease, "end", does_nothing, "leases left"),
         (ClientConnection, "cut", ends_in_order, "which is none of"),
         (ReplicaConnection, "abort", does_nothing, "connections left"),
-        (Relay, "finish", lambda relay: relay.write(b"junk"), "cannot read"),
+        (Relay, "finish", lambda relay, _: relay.write(b"junk"), "cannot read"),
     ],
 )
 def test_a_broken_law_is_noticed(

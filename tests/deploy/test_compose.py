@@ -30,7 +30,7 @@ def started_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], Any]:
     """Return what gives the settings with which a command line would start its process."""
     configs: list[Any] = []
 
-    def record(config: Any) -> int:
+    def record(config: Any, *_: Any) -> int:
         configs.append(config)
         return 0
 

@@ -54,5 +54,7 @@ def test_hot_04_new_groups_spread_and_then_stay(policy: str) -> None:
             lease_of(decision).end(AttemptOutcome.OK, turn)
             assert homes.setdefault(group, chosen(decision)) == chosen(decision)
 
-    assert len(set(homes.values())) == 4
-    assert max(Counter(homes.values()).values()) <= 18  # drawn by the request, so not exactly even
+    sizes = Counter(homes.values()).values()
+    assert len(sizes) == 4
+    assert min(sizes) >= 7
+    assert max(sizes) <= 13

@@ -19,9 +19,8 @@ from simulator.fleet_spec import FleetSpec, ReplicaSpec
 from simulator.laws import check_laws
 from simulator.outcome import Outcome
 from simulator.request import Segment, SimRequest, Workload
+from tests.field.asking import LONG, Held, add, end_all, home_of, open_streams, say, talk, untold
 from tests.field.harness import Fake, gateway_of
-from tests.field.test_prefix_hashing_wire import LONG, home_of, say, talk
-from tests.field.test_stale_load_wire import Held, add, end_all, open_streams, untold
 from tests.router.core.making import chosen, lease_of, make_fleet, make_request
 from tests.waiting import until
 
@@ -154,10 +153,10 @@ def test_hot_04_new_groups_find_places_and_stay(policy: str) -> None:
     assert second == first
 
 
-@pytest.mark.xfail(strict=True, reason="a draw has no memory: about half of them are as even")
-def test_hot_04_few_new_groups_are_as_even_as_if_each_took_the_emptiest() -> None:
+@pytest.mark.parametrize("policy", ["prefix_load", "min_ttft"])
+def test_hot_04_few_new_groups_are_as_even_as_if_each_took_the_emptiest(policy: str) -> None:
     for draw in range(20):
-        (homes,) = homes_of_groups("prefix_load", 40, turns=1, draw=draw)
+        (homes,) = homes_of_groups(policy, 40, turns=1, draw=draw)
         assert all(7 <= homes.count(name) <= 13 for name in "abcd")
 
 

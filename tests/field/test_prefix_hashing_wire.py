@@ -15,50 +15,31 @@ from prometheus_client.parser import text_string_to_metric_families
 from contract.openai_api import decode_chat_fields, render_chat
 from router.core.config import RoutingConfig
 from router.core.request import route_request
+from tests.field.asking import (
+    LONG,
+    PATIENT,
+    Held,
+    cached,
+    end_all,
+    home_of,
+    matched,
+    most_known,
+    say,
+    talk,
+    untold,
+)
 from tests.field.harness import Fake, FieldGateway, gateway_of
 from tests.field.redis_side import reporting
 from tests.field.simulated import BLOCK_TOKENS, is_empty, simulated, stats_of
 from tests.field.test_kv_admission import complete, prompt_of
-from tests.field.test_stale_load_wire import Held, end_all, most_known, untold
 from tests.redis_server import RedisServer
 from tests.router.core.making import chosen, make_fleet
 from tests.router.gateway.scripted_replica import Turn
-from tests.router.gateway.wire import USAGE, Answer, completion, ok, post
+from tests.router.gateway.wire import USAGE, completion, ok, post
 from tests.waiting import until
 
-LONG = "All that is said is said at length. " * 60  # 2,160 bytes: 540 tokens
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 COMPLETIONS = "/v1/completions"
-
-
-def say(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
-    """Return a message."""
-    return {"role": role, "content": content, **fields}
-
-
-async def talk(gateway: FieldGateway, *messages: dict[str, Any], **fields: Any) -> Answer:
-    """Send a chat of these messages, and wait until the gateway has counted it."""
-    body = {"model": "m", "messages": messages, "max_tokens": 1} | fields
-    answer = await gateway.ask(post(json.dumps(body).encode()))
-    await gateway.rests()
-    assert answer.status == 200, answer.body
-    return answer
-
-
-def home_of(answer: Answer) -> str:
-    """Return who answered."""
-    return answer.value("x-warmroute-replica")
-
-
-def matched(answer: Answer) -> int:
-    """Return how many tokens the gateway believed cached."""
-    return int(answer.value("x-warmroute-matched-tokens"))
-
-
-def cached(answer: Answer) -> int:
-    """Return how many tokens the engine had cached."""
-    count: int = json.loads(answer.body)["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return count
 
 
 async def test_pfx_01_turns_go_where_their_own_conversation_is() -> None:
@@ -152,7 +133,7 @@ async def test_pfx_05_names_salts_and_tenants_share_nothing(
     identities = [{}, {"model": "lora-a"}, {"model": "lora-b"}, {"cache_salt": "salt"}]
     async with simulated(replica_id="s", **loras, **redis) as s:
         known = [] if by_events else [s.url]
-        async with gateway_of(*known, **redis) as gateway:
+        async with gateway_of(*known, **redis, **PATIENT) as gateway:
             await gateway.knows("s" if by_events else "r0")
             await until(lambda: gateway.fleet.knows_model("lora-b"))
             first = [await talk(gateway, say(LONG), **identity) for identity in identities]
@@ -281,7 +262,7 @@ def told_by(gateway: FieldGateway) -> str | None:
 
 
 async def test_pfx_12_a_hot_prefix_goes_to_who_still_has_it(redis_server: RedisServer) -> None:
-    redis = {"redis_url": redis_server.url, "slow_start_s": 0.0}
+    redis = {"redis_url": redis_server.url, "slow_start_s": 0.0, **PATIENT}
     a, b = Fake(untold), Fake(untold, "b")
     async with a, b, reporting(redis_server, a) as reports, gateway_of(**redis) as gateway:
         await gateway.knows("a")
@@ -320,11 +301,11 @@ async def test_pfx_13_a_new_gateway_learns_what_replicas_hold(redis_server: Redi
     redis = {"redis_url": redis_server.url}
     replica = {"snapshot_interval_ms": 50, **redis}
     async with simulated(replica_id="s", **replica), simulated(replica_id="t", **replica):
-        async with gateway_of(**redis) as gateway:
+        async with gateway_of(**redis, **PATIENT) as gateway:
             await gateway.knows("s", "t")
             homes = [home_of(await talk(gateway, say(f"{n} {LONG}"))) for n in range(20)]
             await until(lambda: total_known(gateway) >= 20 * (len(LONG) // 64))
-        async with gateway_of(**redis) as gateway:
+        async with gateway_of(**redis, **PATIENT) as gateway:
             await gateway.knows("s", "t")
             await until(lambda: total_known(gateway) >= 20 * (len(LONG) // 64))
             again = [home_of(await talk(gateway, say(f"{n} {LONG}"))) for n in range(20)]

@@ -1,9 +1,6 @@
 """Load that is old, other gateways', or of requests that failed, as replicas and clients see it."""
 
 import asyncio
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +9,8 @@ from hypothesis import strategies as st
 from contract.load_report import encode_report
 from router.core.health import AttemptOutcome
 from router.core.ledger import Lease
+from tests.field.asking import Held, add, end_all, open_streams
 from tests.field.harness import (
-    FIN,
     Fake,
     FieldGateway,
     closing,
@@ -23,7 +20,6 @@ from tests.field.harness import (
     tok,
 )
 from tests.field.redis_side import KEYS, reporting
-from tests.field.simulated import simulated
 from tests.redis_server import RedisServer
 from tests.router.core.making import (
     SECOND,
@@ -33,9 +29,8 @@ from tests.router.core.making import (
     make_report,
     make_request,
 )
-from tests.router.gateway.running import RawClient
 from tests.router.gateway.scripted_replica import Turn
-from tests.router.gateway.wire import DONE, LAST_CHUNK, STREAM_HEAD, chat, chunk, ok, post
+from tests.router.gateway.wire import STREAM_HEAD, chunk
 from tests.waiting import until
 
 BY_LOAD = ["prefix_load", "min_ttft", "least_loaded", "prefix_capped"]
@@ -43,48 +38,6 @@ BY_LOAD = ["prefix_load", "min_ttft", "least_loaded", "prefix_capped"]
 
 UNSPARING = {"breaker_failures": 10_000, "breaker_window_requests": 10_000, "retry_max": 0}
 """Settings under which a replica that always fails is asked again and again."""
-
-
-class Held:
-    """Streams that begin at once and end when they are let go."""
-
-    def __init__(self) -> None:
-        self._go = asyncio.Event()
-
-    async def play(self, turn: Turn) -> None:
-        """Send the first token, and the others later."""
-        await turn.send(STREAM_HEAD + chunk(tok(0)))
-        await self._go.wait()
-        await turn.send(chunk(FIN + DONE) + LAST_CHUNK)
-
-    def let_go(self) -> None:
-        """Let all end, and those that come no longer wait."""
-        self._go.set()
-
-
-async def open_streams(
-    gateway: FieldGateway, *texts: str, of: Sequence[Fake], stream: bool = True
-) -> list[RawClient]:
-    """Send all these at once, each on its own connection, and wait until ``of`` have them all."""
-    before = sum(len(fake.asked) for fake in of)
-    clients = [await gateway.connect() for _ in texts]
-    for client, text in zip(clients, texts, strict=True):
-        await client.send(post(chat(text, stream=stream)))
-    await until(lambda: sum(len(fake.asked) for fake in of) == before + len(texts), "all are sent")
-    return clients
-
-
-async def end_all(held: Held, clients: Sequence[RawClient]) -> None:
-    """Let the streams end, and read them whole."""
-    held.let_go()
-    answers = [await client.answer() for client in clients]
-    assert all(answer.is_whole and answer.body.endswith(DONE) for answer in answers)
-
-
-async def add(gateway: FieldGateway, fake: Fake) -> None:
-    """Add a replica to a running gateway."""
-    entry = {"url": fake.url, "id": fake.replica_id, "model": "m"}
-    assert (await gateway.admin("POST", "/admin/replicas", entry)).status in (200, 201)
 
 
 @pytest.mark.parametrize("policy", BY_LOAD)
@@ -121,7 +74,7 @@ def test_stl_01_gateways_that_see_the_same_reports_do_not_choose_alike(policy: s
 async def test_stl_02_a_replica_that_no_longer_reports_is_not_taken_for_idle(
     redis_server: RedisServer, key: str
 ) -> None:
-    limits = {"report_stale_s": 0.2, "report_dead_s": 0.4, "breaker_failures": 1}
+    limits = {"report_stale_s": 1.0, "report_dead_s": 1.5, "breaker_failures": 1}
     settings = {"redis_url": redis_server.url, "policy": "least_loaded", **limits}
     async with Fake() as a, Fake(replica_id="b") as b, reporting(redis_server, a, b) as say:
         say.say(b, running_requests=3)
@@ -263,8 +216,9 @@ async def test_stl_07_a_stream_is_load_until_its_end(policy: str, end: str) -> N
         gateway_of(a, policy=policy) as gateway,
     ):
         open_ones = await open_streams(gateway, *["hi"] * 8, of=[a])
-        for client in open_ones:
-            await client.reader.readuntil(b"t0")  # the head and the first event have passed
+        async with asyncio.timeout(20):
+            for client in open_ones:
+                await client.reader.readuntil(b"t0")  # the head and the first event have passed
         assert gateway.load_of("a") == 8
         assert gateway.samples("warmroute_replica_in_flight_requests", replica="a") == [8]
         await add(gateway, b)
@@ -315,155 +269,3 @@ async def test_stl_08_load_is_what_is_open_and_not_what_came_lately(policy: str)
         assert len(b.asked) - 42 >= 13  # of 32 under way each has 16, or nearly so
         long.let_go()
         await end_all(short, [*on_a, *on_b, *new])
-
-
-@pytest.mark.parametrize("policy", ["prefix_load", "least_loaded"])
-async def test_stl_10_a_gateway_sees_what_another_has_under_way(
-    redis_server: RedisServer, policy: str
-) -> None:
-    held = Held()
-    fakes = [Fake(held.play, name) for name in "abcd"]
-    settings = {"redis_url": redis_server.url, "policy": policy}
-    async with (
-        fakes[0],
-        fakes[1],
-        fakes[2],
-        fakes[3],
-        reporting(redis_server, *fakes),
-        gateway_of(**settings, gateway_id="first") as first,
-        gateway_of(**settings, gateway_id="second") as second,
-    ):
-        await first.knows(*"abcd")
-        await second.knows(*"abcd")
-        clients = await open_streams(first, *["hi"] * 21, of=fakes)
-        await until(lambda: foreign_load(second) == 21, "the second sees the first's load")
-        clients += await open_streams(second, *["hi"] * 19, of=fakes)
-        shares = [len(fake.asked) for fake in fakes]
-        await end_all(held, clients)
-
-    assert max(shares) <= 1.5 * min(shares)
-
-
-def foreign_load(gateway: FieldGateway) -> float:
-    """Return how many requests of others it believes under way."""
-    return gateway.count("warmroute_replica_foreign_requests")
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        "prefix_hash",
-        "session",
-        pytest.param(
-            "prefix_load",
-            marks=pytest.mark.xfail(
-                strict=True, reason="what was learned without events stays in its gateway"
-            ),
-        ),
-    ],
-)
-async def test_stl_10_a_conversation_stays_put_by_whichever_gateway_it_comes(policy: str) -> None:
-    """Replicas without events: only a policy that needs no memory places alike everywhere."""
-    fakes = [Fake(untold, name) for name in "abcd"]
-    async with (
-        fakes[0],
-        fakes[1],
-        fakes[2],
-        fakes[3],
-        gateway_of(*fakes, policy=policy) as first,
-        gateway_of(*fakes, policy=policy) as second,
-    ):
-        for talk in range(10):
-            for turn, gateway in enumerate((first, second, first, second), start=1):
-                await gateway.chat(f"talk {talk} " * turn * 150, f"x-session-id: {talk}")
-        homes = [[record.replica_id for record in each.records] for each in (first, second)]
-
-    assert homes[0] == homes[1]
-    assert len(set(homes[0])) > 1
-
-
-async def untold(turn: Turn) -> None:
-    """Answer without a word on what was cached."""
-    await turn.send(ok(b"{}"))
-
-
-async def test_stl_10_what_a_replica_caches_is_known_to_every_gateway(
-    redis_server: RedisServer,
-) -> None:
-    redis = {"redis_url": redis_server.url}
-    async with (
-        simulated(replica_id="s", **redis),
-        simulated(replica_id="t", **redis),
-        gateway_of(**redis, gateway_id="first") as first,
-        gateway_of(**redis, gateway_id="second") as second,
-    ):
-        await first.knows("s", "t")
-        await second.knows("s", "t")
-        for turn in range(1, 11):
-            text = "one and the same beginning " * turn * 20
-            num_blocks = len(text) // 64
-            gateway, other = (first, second) if turn % 2 else (second, first)
-            await gateway.chat(text, max_tokens=1)
-            await until(partial(knows, other, num_blocks), "the other knows, too")
-        homes = {record.replica_id for record in first.records + second.records}
-
-    assert len(homes) == 1
-
-
-def knows(gateway: FieldGateway, num_blocks: int) -> bool:
-    """Say whether it believes so many blocks on one replica."""
-    return most_known(gateway) >= num_blocks
-
-
-def most_known(gateway: FieldGateway) -> int:
-    """Return how many blocks it believes on the replica that has most."""
-    return max(status.believed_blocks for status in gateway.fleet.views())
-
-
-async def test_stl_12_no_gateway_asks_a_replica_for_its_load(redis_server: RedisServer) -> None:
-    """What grows with the gateways is only the probes of health, which a setting turns off."""
-    settings = {"redis_url": redis_server.url, "probe_interval_s": 0.0}
-    async with (
-        Fake() as a,
-        reporting(redis_server, a),
-        gateway_of(**settings, gateway_id="first") as first,
-        gateway_of(**settings, gateway_id="second") as second,
-        gateway_of(**settings, gateway_id="third") as third,
-    ):
-        gateways = (first, second, third)
-        for gateway in gateways:
-            await gateway.knows("a")
-        await until(lambda: min(map(reads_of, gateways)) >= 5)
-
-        assert a.num_connections == 0
-
-
-def reads_of(gateway: FieldGateway) -> float:
-    """Return how often it has read all reports."""
-    return gateway.count("warmroute_store_reads_total")
-
-
-async def test_stl_12_many_replicas_cost_redis_no_more_commands_than_one(
-    redis_server: RedisServer,
-) -> None:
-    names = [f"r{number:02}" for number in range(20)]
-    async with (
-        reporting(redis_server) as say,
-        gateway_of(redis_url=redis_server.url) as gateway,
-    ):
-        for name in names:
-            say.say(name, url="http://127.0.0.1:9")
-        await gateway.knows(*names)
-        before, reads_before = await commands(say.redis), reads_of(gateway)
-        await until(lambda: reads_of(gateway) >= reads_before + 5)
-        after, reads = await commands(say.redis), reads_of(gateway) - reads_before
-
-    asked = {name: calls - before.get(name, 0) for name, calls in after.items()}
-    assert not [name for name in ("get", "scan", "keys") if asked.get(name)]
-    assert asked["mget"] <= 2 * (reads + 2)  # of all replicas, and of all gateways
-
-
-async def commands(redis: Any) -> dict[str, int]:
-    """Return how often each command has been given to the server."""
-    stats = await redis.info("commandstats")
-    return {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
