@@ -15,7 +15,48 @@ TOLERANCE = 0.02
 GUIDE = "The first figure is the geometric mean over all cells, `worst` the largest of them."
 LOAD_NAMES = {"half": "half", "knee": "knee", "over": "1.2 x"}
 
-REASONS: dict[tuple[str, str], str] = {}
+_CROWDED = (
+    "the prefixes fill most of the caches, so each copy that ours makes to save a wait drives out "
+    "another; `spill` makes none before a replica is 64 requests above the mean (inferred)"
+)
+_OVERLOAD = (
+    "no policy keeps up; those that let one replica's queue grow serve fewer requests late, and "
+    "more of them in time (inferred)"
+)
+_SMALL = (
+    "prefill is dear on these GPUs and decode is not, so to leave a conversation's replica costs "
+    "more than ours expects (inferred)"
+)
+_UNSHARED = (
+    "nothing is shared, so only the order of queues tells; ours counts running requests as work, "
+    "where these have short answers or few (inferred)"
+)
+_ALIKE = "all requests are alike and warm everywhere, so to take turns is best of all (inferred)"
+_CHANCE = "two seeds; the difference is smaller than theirs"
+
+REASONS: dict[tuple[str, str], str] = {
+    ("conversation", "over"): _OVERLOAD,
+    ("synthetic", "over"): _OVERLOAD,
+    ("llm-d 37", "knee"): _CROWDED,
+    ("llm-d 37", "over"): _CROWDED,
+    ("llm-d 73", "half"): _CHANCE,
+    ("llm-d 73", "knee"): _CHANCE,
+    ("llm-d 73", "over"): _CROWDED,
+    ("kubeai", "knee"): _SMALL,
+    ("kubeai", "over"): _SMALL,
+    ("azure-code", "half"): _UNSHARED,
+    ("azure-conv", "knee"): _UNSHARED,
+    ("azure-conv", "over"): _UNSHARED,
+    ("hot", "half"): _ALIKE,
+    ("hot", "knee"): _ALIKE,
+    ("hot", "over"): _ALIKE,
+    ("zipf", "knee"): _CHANCE,
+    ("multiturn", "over"): _OVERLOAD,
+    ("one-slow", "over"): (
+        "its wait for memory moves requests to the slow replica, whose cache is less full because "
+        "less is sent there (inferred)"
+    ),
+}
 """Why ours loses a cell, by weather and load; the page says "not explained" where none is."""
 
 
