@@ -10,7 +10,7 @@ and what was predicted is within 2 points of what the engines had.
 In the chats every prompt has the answer before it, which events tell of and learning does not, as
 no answer is hashed. So learning predicts too little there, by the answers' share, but sends the
 next turn to the same replica all the same, as all of the prompt before is there. To hash answers
-could gain what `lost` says at most: 1.3 to 1.6 points where the caches hold the chats, and 2.8
+could gain what `lost` says at most: 1.3 to 1.6 points where the caches hold the chats, 3 to 4
 where they do not and answers are long, as those take room that learning does not count. The time to
 the first token is the same to 2 % in all of them. That is why answers are not indexed.
 """

@@ -181,7 +181,7 @@ def _untold(watch: Stopwatch, num_blocks: int) -> None:
     fleet = _telling_fleet()
     for number in range(num_blocks // 64):
         stored = BlockStored(_chain(number, 64))
-        removed = [BlockRemoved(_chain(number - 80_000, 65)[::-1])] if number >= 80_000 else []
+        removed = [BlockRemoved(_chain(number - 40_000, 65)[::-1])] if number >= 40_000 else []
         batch = KvEventBatch("", number // NUM_REPLICAS, [stored, *removed])
         replica_id = f"replica-{number % NUM_REPLICAS}"
         watch(lambda: fleet.on_kv_batch(replica_id, batch, number))  # noqa: B023  # called here

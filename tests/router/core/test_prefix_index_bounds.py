@@ -5,6 +5,8 @@ from router.core.prefix_index import PARTS_PER_CALL, PrefixIndex
 from router.core.told_parts import SEARCHED_PER_CALL
 from tests.router.core.test_prefix_index import TTL_US, chain_of, learning_index
 
+NUM_PARTS = 30 * SEARCHED_PER_CALL
+
 
 def test_common_bound_evicts_the_oldest_over_all_slots() -> None:
     index = PrefixIndex(entries_max=4, prediction_ttl_us=TTL_US)
@@ -133,18 +135,18 @@ def test_a_lane_that_is_cleared_a_third_time_gives_up_the_smaller_of_two_dead_on
 def test_blocks_gone_from_the_middle_of_one_of_many_parts_are_found_by_and_by() -> None:
     index = PrefixIndex(10**6, TTL_US)
     index.open_slot(0, 256, None)
-    for number in range(3 * SEARCHED_PER_CALL):
+    for number in range(NUM_PARTS):
         index.store(0, [BlockHash(3 * number + each) for each in range(3)])
 
-    for number in range(0, 3 * SEARCHED_PER_CALL, 500):
+    for number in range(0, NUM_PARTS, 500):
         index.remove(0, [BlockHash(3 * number + 1)])
-    for turn in range(3 * SEARCHED_PER_CALL // PARTS_PER_CALL * 2):
+    for turn in range(2 * NUM_PARTS // PARTS_PER_CALL):
         index.expire(turn)
 
-    for number in range(0, 3 * SEARCHED_PER_CALL, 500):
+    for number in range(0, NUM_PARTS, 500):
         chain = [BlockHash(3 * number + each) for each in range(3)]
         assert index.match(chain, [0]) == {0: 1}
-    assert index.num_entries == 9 * SEARCHED_PER_CALL - 6
+    assert index.num_entries == 3 * NUM_PARTS - 6
     index.check()
 
 
@@ -153,7 +155,7 @@ def test_a_part_that_grows_while_it_is_searched_loses_its_block_all_the_same() -
     index.open_slot(0, 256, None)
     chain = [BlockHash(10**6 + each) for each in range(4)]
     index.store(0, chain[:3])
-    for number in range(3 * SEARCHED_PER_CALL):
+    for number in range(NUM_PARTS):
         index.store(0, [BlockHash(number)])
 
     index.remove(0, chain[1:2])
@@ -170,7 +172,7 @@ def test_a_block_told_again_while_it_is_searched_for_is_believed() -> None:
     index.open_slot(0, 256, None)
     chain = [BlockHash(10**6 + each) for each in range(3)]
     index.store(0, chain)
-    for number in range(3 * SEARCHED_PER_CALL):
+    for number in range(NUM_PARTS):
         index.store(0, [BlockHash(number)])
 
     index.remove(0, chain[1:2])
