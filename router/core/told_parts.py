@@ -139,9 +139,10 @@ class ToldParts:
     def _remove_inside(self, held: bytes) -> None:
         """Cut a part where it has some of what is lost."""
         runs, bit, lost = self._runs, self.bit, self._lost
-        blocks = [BlockHash(block) for block in unpack(held)]
-        if lost.isdisjoint(blocks):
+        hashes = unpack(held)
+        if lost.isdisjoint(hashes):
             return
+        blocks = [BlockHash(block) for block in hashes]
         self._pop(held)
         begin = 0
         for index, block in enumerate(blocks):

@@ -6,10 +6,14 @@ The replicas report no speed that differs: one of them only takes three times as
 from functools import cache
 from statistics import mean
 
+import pytest
+
 from router.core.view import ReplicaView
 from simulator.fleet_run import FleetRun
 from simulator.summary import Summary, summarise
 from warmroute.simulate.settings import Experiment, fleet_of, parse_set, workload_of
+
+pytestmark = pytest.mark.long
 
 WORKLOAD = "groups,groups=20,rate=40,requests=300,question_tokens=800,length_cv=1,output_tokens=30"
 SLOW = ("slow:replica=0,at_s=0,for_s=1000,factor=3",)

@@ -13,6 +13,8 @@ from warmroute.cli import _parser, main
 from warmroute.plan.size import source_of
 from warmroute.workloads import parse_workload, read_workload
 
+pytestmark = pytest.mark.long
+
 SMALL = (
     *("plan", "size", "--jobs=1", "--model=llama-3.1-8b", "--gpu=l4", "--sweep=l4"),
     *("--rate=4", "--shared-tokens=800", "--groups=5", "--prompt-tokens=100"),

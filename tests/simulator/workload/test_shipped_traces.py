@@ -10,6 +10,8 @@ from simulator.request import Workload
 from simulator.workload.reuse import ideal_reuse
 from warmroute.workloads import read_workload
 
+pytestmark = pytest.mark.long
+
 
 @cache
 def shipped(name: str) -> Workload:
