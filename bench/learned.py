@@ -73,16 +73,13 @@ def run(case: Case, policy: str, *, events: bool) -> Result:
         max_num_batched_tokens=8_192,
         max_num_seqs=256,
     )
-    replicas = [
-        ReplicaSpec(
-            replica_id=f"replica-{number}",
-            model="m",
-            engine=engine,
-            step_time=STEP,
-            publishes_events=events,
-        )
-        for number in range(NUM_REPLICAS)
-    ]
+    replicas = ReplicaSpec(
+        replica_id="replica",
+        model="m",
+        engine=engine,
+        step_time=STEP,
+        publishes_events=events,
+    ).copies(NUM_REPLICAS)
     timing = Timing(report_interval_us=None)
     spec = FleetSpec(replicas=replicas, policy=build_policy(policy), timing=timing)
     fleet_run = FleetRun(spec, open_workload(case.workload))

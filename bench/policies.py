@@ -227,12 +227,9 @@ def _fleet(case: Case) -> FleetSpec:
         max_num_seqs=NUM_SEQUENCES,
     )
     return FleetSpec(
-        replicas=[
-            ReplicaSpec(
-                replica_id=f"replica-{number}", model="", engine=engine, step_time=STEP_TIME
-            )
-            for number in range(NUM_REPLICAS)
-        ],
+        replicas=ReplicaSpec(
+            replica_id="replica", model="", engine=engine, step_time=STEP_TIME
+        ).copies(NUM_REPLICAS),
         policy=build_policy(choice.name, choice.settings),
         timing=Timing(report_interval_us=None),
     )

@@ -77,10 +77,9 @@ def measure(case: Case) -> Measured:
         max_num_seqs=256,
         max_model_len=1 << 20,
     )
-    replicas = [
-        ReplicaSpec(replica_id=f"replica-{index}", model="m", engine=engine, step_time=STEP)
-        for index in range(case.replicas)
-    ]
+    replicas = ReplicaSpec(replica_id="replica", model="m", engine=engine, step_time=STEP).copies(
+        case.replicas
+    )
     spec = FleetSpec(
         replicas=replicas,
         policy=build_policy(case.policy, {}),

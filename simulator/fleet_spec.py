@@ -1,7 +1,7 @@
 """What is simulated: replicas, gateways, the time between them, and what goes wrong when."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from replicas.core.scheduler_config import SchedulerConfig
@@ -26,6 +26,10 @@ class ReplicaSpec:
     publishes_events: bool = True
     joins_us: int = 0
     waiting_max: int = 4_096
+
+    def copies(self, count: int) -> list["ReplicaSpec"]:
+        """Return so many like this one, whose names are its own and -0, -1 and so on."""
+        return [replace(self, replica_id=f"{self.replica_id}-{index}") for index in range(count)]
 
 
 @dataclass(frozen=True, kw_only=True)

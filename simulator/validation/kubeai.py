@@ -127,16 +127,13 @@ def _fleet(way: str, seed: int) -> FleetSpec:
     )
     speed = replace(VLLM, compute_efficiency=COMPUTE_EFFICIENCY)
     step_time = StepTimeModel(step_time_spec(model, gpu, 1, precision, precision, speed))
-    replicas = [
-        ReplicaSpec(
-            replica_id=f"replica-{index}",
-            model=model.name,
-            engine=engine,
-            step_time=step_time,
-            publishes_events=False,
-        )
-        for index in range(REPLICAS)
-    ]
+    replicas = ReplicaSpec(
+        replica_id="replica",
+        model=model.name,
+        engine=engine,
+        step_time=step_time,
+        publishes_events=False,
+    ).copies(REPLICAS)
     is_hash = way == PREFIX_HASH
     return FleetSpec(
         replicas=replicas,

@@ -334,16 +334,13 @@ def _fleet(ladder: Ladder, way: Way, seed: int) -> FleetSpec:
     speed = replace(VLLM, layer_us=VLLM.layer_us + HOST_US / model.layers)
     spec = step_time_spec(model, gpu, ladder.tensor_parallel, engine=speed)
     step_time = StepTimeModel(spec)
-    replicas = [
-        ReplicaSpec(
-            replica_id=f"replica-{index}",
-            model=ladder.model,
-            engine=engine,
-            step_time=step_time,
-            publishes_events=tells,
-        )
-        for index in range(ladder.replicas)
-    ]
+    replicas = ReplicaSpec(
+        replica_id="replica",
+        model=ladder.model,
+        engine=engine,
+        step_time=step_time,
+        publishes_events=tells,
+    ).copies(ladder.replicas)
     return FleetSpec(
         replicas=replicas, policy=_policy(ladder, way), routing=_routing(ladder, way), seed=seed
     )

@@ -165,16 +165,13 @@ def _round_robin(blocks: int, _: int) -> FleetSpec:
         max_model_len=CONTEXT_TOKENS,
         enable_kv_events=False,
     )
-    replicas = [
-        ReplicaSpec(
-            replica_id=f"replica-{index}",
-            model="mooncake",
-            engine=engine,
-            step_time=FixedStepTime(prefill_us=100_000, decode_us=20_000),
-            publishes_events=False,
-        )
-        for index in range(8)
-    ]
+    replicas = ReplicaSpec(
+        replica_id="replica",
+        model="mooncake",
+        engine=engine,
+        step_time=FixedStepTime(prefill_us=100_000, decode_us=20_000),
+        publishes_events=False,
+    ).copies(8)
     return FleetSpec(
         replicas=replicas,
         policy=build_policy("round_robin"),

@@ -113,24 +113,21 @@ def _requests(servers: int, is_exponential: bool, seed: int) -> Iterator[SimRequ
 
 
 def _fleet(servers: int, _: int) -> FleetSpec:
-    replicas = [
-        ReplicaSpec(
-            replica_id=f"replica-{index}",
-            model="queue",
-            engine=SchedulerConfig(
-                num_blocks=2_000,
-                block_size=16,
-                max_num_seqs=1,
-                max_model_len=30_000,
-                enable_prefix_caching=False,
-                enable_kv_events=False,
-            ),
-            step_time=FixedStepTime(prefill_us=0, decode_us=STEP_US),
-            publishes_events=False,
-            waiting_max=QUEUED_MAX,
-        )
-        for index in range(servers)
-    ]
+    replicas = ReplicaSpec(
+        replica_id="replica",
+        model="queue",
+        engine=SchedulerConfig(
+            num_blocks=2_000,
+            block_size=16,
+            max_num_seqs=1,
+            max_model_len=30_000,
+            enable_prefix_caching=False,
+            enable_kv_events=False,
+        ),
+        step_time=FixedStepTime(prefill_us=0, decode_us=STEP_US),
+        publishes_events=False,
+        waiting_max=QUEUED_MAX,
+    ).copies(servers)
     routing = RoutingConfig(
         queue_max=QUEUED_MAX, queue_timeout_s=PATIENCE_S, lease_ttl_s=PATIENCE_S
     )

@@ -148,15 +148,12 @@ def _simulated(requests: list[TraceRequest]) -> Figures:
 
 def _simulate(requests: list[TraceRequest]) -> Figures:
     model, gpu = find_model(FLEET.model), find_gpu(FLEET.gpu)
-    replicas = [
-        ReplicaSpec(
-            replica_id=f"replica-{index}",
-            model=FLEET.model,
-            engine=SchedulerConfig(num_blocks=FLEET.kv_blocks + 1),
-            step_time=PacedStepTime(StepTimeModel(step_time_spec(model, gpu)), 1 / FLEET.speedup),
-        )
-        for index in range(FLEET.replicas)
-    ]
+    replicas = ReplicaSpec(
+        replica_id="replica",
+        model=FLEET.model,
+        engine=SchedulerConfig(num_blocks=FLEET.kv_blocks + 1),
+        step_time=PacedStepTime(StepTimeModel(step_time_spec(model, gpu)), 1 / FLEET.speedup),
+    ).copies(FLEET.replicas)
     spec = FleetSpec(replicas=replicas, policy=build_policy(POLICY))
     run = FleetRun(spec, Workload("demo", "the demo's trace", tuple(as_simulated(requests))))
     run.run()
