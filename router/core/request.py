@@ -100,15 +100,6 @@ def route_request(
     )
 
 
-def set_tenant(request: RouteRequest, tenant: str, config: RoutingConfig) -> None:
-    """Let the prompt of ``request`` match those of the same tenant only."""
-    request.tenant = tenant
-    if request.prompt:
-        request.root = _root_of(request.model or "", "", request.cache_salt, tenant)
-        request.prefix_key = prefix_key(request.prompt, request.root, config)
-        request.chains = {}
-
-
 def prefix_key(prompt: bytes, root: BlockHash, config: RoutingConfig) -> int | None:
     """Return the hash of the first whole blocks; of all, where the prompt fills not even one."""
     if not prompt:

@@ -88,6 +88,13 @@ class Actions(ABC):
                 raise BadRequestError(Failure.INVALID_REQUEST, message, name) from error
         self._deadline_us = self.received_us + total_us
 
+    def _routed(self, body: bytes) -> RouteRequest:
+        """Return ``body`` as routing sees it. Raises BadRequestError."""
+        head, routing = self._head, self._context.routing
+        return route_request(
+            head.path, body, self._request_id, routing, head.session_key, head.tenant
+        )
+
     @abstractmethod
     def on(self, event: Event) -> None:
         """Something has happened."""
@@ -170,12 +177,7 @@ class Actions(ABC):
     def _redecide(self, _: Transition) -> None:
         resume, now_us = self._resume, self._context.clock_us()
         assert isinstance(resume, Resume)
-        body = resume.prepare(self._attempt)
-        self._request = route_request(
-            *(self._head.path, body, self._request_id, self._context.routing),
-            self._head.session_key,
-            self._head.tenant,
-        )
+        self._request = self._routed(resume.prepare(self._attempt))
         self._take(self._context.fleet.decide(self._request, now_us, self._tried), now_us)
 
     def _take(self, decision: Decision, now_us: int) -> None:

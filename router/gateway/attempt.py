@@ -166,9 +166,8 @@ class Attempt:
     def judge(self) -> Verdict:
         """Judge the answer, which is whole."""
         assert self.answer is not None
-        status = self.answer.status
-        verdict = self.verdict = judge_answer(status, self._watch)
-        if status == _NOT_FOUND and self._owner.path in ENGINE_PATHS and self.lacks_model:
+        verdict = self.verdict = judge_answer(self.answer.status, self._watch)
+        if self._owner.path in ENGINE_PATHS and self.lacks_model:
             verdict.attempt = AttemptOutcome.NOT_FOUND
         return verdict
 

@@ -49,7 +49,9 @@ class BodyReader:
     async def read(self, head: RequestHead, body: bytes, config: GatewayConfig) -> RouteRequest:
         """Return the request as routing sees it, without its id. Raises BadRequestError."""
         encoding = head.encoding.decode("latin-1")
-        question = Question(head.path, "", head.session_key, encoding, config.max_body_bytes)
+        question = Question(
+            head.path, head.session_key, head.tenant, encoding, config.max_body_bytes
+        )
         try:
             async with asyncio.timeout(config.body_reading_timeout_s):
                 async with self._one_at_a_time:

@@ -24,6 +24,9 @@ LENGTH = Struct("<Q")
 PROMPT_BYTES_MAX = 4 * 1024 * 1024
 """How much of a prompt is looked for in the index: a million tokens. The rest counts as work."""
 
+NO_ID = ""
+"""Whoever asked gives the request its own."""
+
 MEMORY_BYTES_MAX = 4 * 1024 * 1024 * 1024
 """Address space: a body of millions of tiny objects takes many times its bytes."""
 
@@ -34,8 +37,8 @@ class Question(msgspec.Struct):
     """All but the body itself."""
 
     path: str
-    request_id: str
     session_key: str | None
+    tenant: str
     encoding: str
     decoded_bytes_max: int
 
@@ -56,7 +59,7 @@ decode_answer = msgspec.msgpack.Decoder(Answer).decode
 def unread_request(question: Question, num_bytes: int, config: RoutingConfig) -> RouteRequest:
     """Return a request of which nothing is known but its length: it is routed by load alone."""
     tokens = max(1, round(num_bytes / config.bytes_per_token))
-    return RouteRequest(question.request_id, None, tokens, session_key=question.session_key)
+    return RouteRequest(NO_ID, None, tokens, session_key=question.session_key)
 
 
 def answer_of(question: Question, body: bytes, config: RoutingConfig) -> Answer:
@@ -66,7 +69,7 @@ def answer_of(question: Question, body: bytes, config: RoutingConfig) -> Answer:
         if plain is None:
             return Answer(unread_request(question, len(body), config))
         request = route_request(
-            question.path, plain, question.request_id, config, question.session_key
+            question.path, plain, NO_ID, config, question.session_key, question.tenant
         )
     except BadRequestError as error:
         return Answer(failure=error.failure.name, message=error.message, param=error.param)

@@ -10,7 +10,7 @@ from functools import partial
 
 from contract.failures import Failure
 from router.core.exchange import Action, Event, State, Transition, transition
-from router.core.request import BadRequestError, route_request, set_tenant
+from router.core.request import BadRequestError
 from router.gateway.actions import Actions
 from router.gateway.local_answer import CONTINUE
 from router.gateway.resume import Resume
@@ -43,9 +43,7 @@ class Exchange(Actions):
         head, read = self._head, self._read
         try:
             if read is None:
-                read = route_request(
-                    head.path, self._body, self._request_id, self._context.routing, head.session_key
-                )
+                read = self._routed(self._body)
             elif isinstance(read, BadRequestError):
                 raise read
             self._request = read
@@ -55,8 +53,6 @@ class Exchange(Actions):
             self._refusal = Refusal(error.failure, error.message, error.param)
             self.on(Event.REFUSED)
         else:
-            if head.tenant:
-                set_tenant(self._request, head.tenant, self._context.routing)
             if head.wants_explanation:
                 self._request.is_explained = self._context.config.explain_requests
             self.on(Event.ADMITTED)

@@ -7,7 +7,7 @@ import pytest
 
 from contract.failures import Failure
 from router.core.config import RoutingConfig
-from router.core.request import BadRequestError, route_request, set_tenant
+from router.core.request import BadRequestError, route_request
 from router.core.view import RouteRequest
 
 CHAT = "/v1/chat/completions"
@@ -108,22 +108,6 @@ def test_model_salt_and_tenant_each_set_prompts_apart() -> None:
     }
 
     assert len(roots) == 4
-
-
-@pytest.mark.parametrize("fields", [{}, {"cache_salt": "s"}, {"model": None}])
-def test_tenant_named_later_is_the_same_as_one_named_at_once(fields: dict[str, Any]) -> None:
-    body = chat("a" * 600) | fields
-    later = read(body)
-    assert later.chain((256, None))
-
-    set_tenant(later, "t", CONFIG)
-
-    at_once = read(body, tenant="t")
-    assert (later.root, later.prefix_key, later.tenant) == (
-        *(at_once.root, at_once.prefix_key, "t"),
-    )
-    assert later.chain((256, None)) == at_once.chain((256, None))
-    assert later.chain((256, "alias")) == at_once.chain((256, "alias"))
 
 
 def test_adapter_has_prompts_of_its_own_by_its_name() -> None:

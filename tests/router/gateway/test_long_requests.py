@@ -37,8 +37,10 @@ async def echo_size(turn: Turn) -> None:
     await turn.send(ok(b'{"size": %d}' % len(turn.request.body)))
 
 
-def question(path: str = CHAT_PATH, encoding: str = "", limit: int = MIB) -> Question:
-    return Question(path, "", "session", encoding, limit)
+def question(
+    path: str = CHAT_PATH, encoding: str = "", limit: int = MIB, tenant: str = ""
+) -> Question:
+    return Question(path, "session", tenant, encoding, limit)
 
 
 def worker_of(gateway: RunningGateway) -> int:
@@ -71,6 +73,20 @@ def test_the_other_process_finds_what_would_be_found_here(body: bytes, path: str
 
     there = answer.request or (answer.failure, answer.message, answer.param)
     assert there == here
+
+
+@pytest.mark.parametrize("fields", [{}, {"cache_salt": "s"}, {"model": None}])
+def test_the_other_process_sets_tenants_apart_as_is_done_here(fields: dict[str, Any]) -> None:
+    body = json.dumps(json.loads(chat("a" * 600)) | fields).encode()
+
+    there = answer_of(question(tenant="t"), body, ROUTING).request
+
+    here = route_request(CHAT_PATH, body, "", ROUTING, "session", "t")
+    assert there is not None
+    assert (there.root, there.prefix_key, there.tenant) == (here.root, here.prefix_key, "t")
+    assert there.chain((256, None)) == here.chain((256, None))
+    assert there.chain((256, "alias")) == here.chain((256, "alias"))
+    assert there.root != route_request(CHAT_PATH, body, "", ROUTING, "session").root
 
 
 @pytest.mark.parametrize(
