@@ -7,6 +7,7 @@ Values arrive typed (TOML) or as text (flags, environment) and leave as the fiel
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
+from math import inf
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -70,6 +71,22 @@ def build_section(section: type[T], settings: Mapping[str, Any], where: str) -> 
         raise
     except ValueError as error:
         raise SettingError(f"{where}: {error}") from error
+
+
+def check_not_negative(section: object, *names: str) -> None:
+    """Raise ValueError where one of these settings is not a finite number of 0 or more."""
+    for name in names:
+        value = getattr(section, name)
+        if not 0 <= value < inf:
+            raise ValueError(f"{name} is {value}, must be a number of 0 or more")
+
+
+def check_shares(section: object, *names: str) -> None:
+    """Raise ValueError where one of these settings is not from 0 to 1."""
+    for name in names:
+        value = getattr(section, name)
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} is {value}, must be from 0 to 1")
 
 
 def _coerce(hint: Any, raw: Any, where: str) -> Any:

@@ -32,6 +32,18 @@ def add_flags(
         )
 
 
+def add_policies_flag(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Add ``--policy``, which names several, each with its settings."""
+    parser.add_argument(
+        "--policy",
+        dest="policies",
+        nargs="+",
+        action="extend",
+        metavar="NAME[:SETTING=VALUE,...]",
+        help=help_text,
+    )
+
+
 def given_flags(args: argparse.Namespace, section: type) -> dict[str, Any]:
     """Return the settings of ``section`` that were given as flags, as text."""
     given = vars(args)

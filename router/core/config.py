@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from contract.options import option
+from contract.options import check_shares, option
 
 
 def micros(seconds: float) -> int:
@@ -144,9 +144,9 @@ class RoutingConfig:
         ):
             if getattr(self, longest) < getattr(self, first):
                 raise ValueError(f"{longest} must be at least {first}")
-        for share in ("retry_budget", "breaker_window_share", "max_ejected", "slow_start_share"):
-            if not 0 <= getattr(self, share) <= 1:
-                raise ValueError(f"{share} is {getattr(self, share)}, must be from 0 to 1")
+        check_shares(
+            self, "retry_budget", "breaker_window_share", "max_ejected", "slow_start_share"
+        )
 
     def _check_signs(self) -> None:
         may_be_zero = {"in_flight_max", "queue_max", "retry_max", "retry_budget", "learn_rates"}

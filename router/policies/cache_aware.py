@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from contract.options import option
+from contract.options import check_shares, option
 from router.core.policy import Policy, register
 from router.core.view import ReplicaView, RouteRequest
 from router.policies.picks import least_loaded, warmest
@@ -39,8 +39,7 @@ class CacheAware(Policy):
     balance_rel: float = option(1.5, "", "how many times the fewest may be unbalanced")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.cache_threshold <= 1:
-            raise ValueError(f"cache_threshold is {self.cache_threshold}, must be from 0 to 1")
+        check_shares(self, "cache_threshold")
         if self.balance_abs < 0:
             raise ValueError(f"balance_abs is {self.balance_abs}, must be 0 or more")
         if not 1 <= self.balance_rel < inf:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, log
+from math import log
 from typing import ClassVar
 
-from contract.options import option
+from contract.options import check_not_negative, option
 from router.core.policy import CostPolicy, draw, register
 from router.core.view import ReplicaView, RouteRequest
 from router.policies.picks import least_cost
@@ -47,9 +47,7 @@ class DynamoCost(CostPolicy):
     temperature: float = option(0.0, "", "0: least cost; above: softmax, drawn by the request id")
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 <= value < inf:
-                raise ValueError(f"{name} is {value}, must be a number of 0 or more")
+        check_not_negative(self, *vars(self))
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
         return sum(self.terms(request, replica).values())

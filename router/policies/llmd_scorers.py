@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import inf
 from typing import ClassVar
 
-from contract.options import option
+from contract.options import check_not_negative, option
 from router.core.policy import Policy, draw_one, register
 from router.core.view import ReplicaView, RouteRequest
 
@@ -53,10 +52,7 @@ class LlmdScorers(Policy):
     )
 
     def __post_init__(self) -> None:
-        for name in ("prefix_weight", "kv_weight", "requests_weight"):
-            value = getattr(self, name)
-            if not 0 <= value < inf:
-                raise ValueError(f"{name} is {value}, must be a number of 0 or more")
+        check_not_negative(self, "prefix_weight", "kv_weight", "requests_weight")
         if self.match_tokens_max is not None and self.match_tokens_max < 1:
             raise ValueError(f"match_tokens_max is {self.match_tokens_max}, must be 1 or more")
 

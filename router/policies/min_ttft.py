@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, sqrt
+from math import ceil, sqrt
 from typing import ClassVar
 
-from contract.options import option
+from contract.options import check_not_negative, check_shares, option
 from router.core.policy import CostPolicy, draw_one_with_room, register
 from router.core.view import ReplicaView, RouteRequest
 
@@ -90,14 +90,10 @@ class MinTtft(CostPolicy):
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.step_share <= 1:
-            raise ValueError(f"step_share is {self.step_share}, must be from 0 to 1")
+        check_shares(self, "step_share")
         if self.step_tokens < 1:
             raise ValueError(f"step_tokens is {self.step_tokens}, must be 1 or more")
-        for name in ("interference", "eviction", "kv_pressure_s", "request_tokens"):
-            value = getattr(self, name)
-            if not 0 <= value < inf:
-                raise ValueError(f"{name} is {value}, must be a number of 0 or more")
+        check_not_negative(self, "interference", "eviction", "kv_pressure_s", "request_tokens")
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
         return self.costs(request, (replica,))[0]

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
-from contract.options import option
+from contract.options import check_not_negative, check_shares, option
 from router.core.policy import Policy, register
 from router.core.view import ReplicaView, RouteRequest
 from router.policies.picks import least_cost, warmest
@@ -42,10 +41,8 @@ class Preble(Policy):
     answer_s: float = option(6.75, "s", "work that one request on the replica stands for")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.exploit_threshold <= 1:
-            raise ValueError(f"exploit_threshold is {self.exploit_threshold}, must be from 0 to 1")
-        if not 0 <= self.answer_s < inf:
-            raise ValueError(f"answer_s is {self.answer_s}, must be a number of 0 or more")
+        check_shares(self, "exploit_threshold")
+        check_not_negative(self, "answer_s")
 
     def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
         warm = warmest(request, eligible)

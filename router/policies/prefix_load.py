@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 from typing import ClassVar
 
-from contract.options import option
+from contract.options import check_not_negative, option
 from router.core.policy import CostPolicy, draw_one_with_room, register
 from router.core.view import ReplicaView, RouteRequest
 
@@ -49,9 +49,7 @@ class PrefixLoad(CostPolicy):
     )
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 <= value < inf:
-                raise ValueError(f"{name} is {value}, must be a number of 0 or more")
+        check_not_negative(self, *vars(self))
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
         return self.costs(request, (replica,))[0]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from contract.options import option
+from contract.options import check_not_negative, check_shares, option
 from router.core.policy import Policy, register
 from router.core.view import ReplicaView, RouteRequest
 from router.policies.picks import least_cost, warmest
@@ -43,16 +43,12 @@ class Spill(Policy):
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.cache_threshold <= 1:
-            raise ValueError(f"cache_threshold is {self.cache_threshold}, must be from 0 to 1")
+        check_shares(self, "cache_threshold")
         if self.balance_abs < 0:
             raise ValueError(f"balance_abs is {self.balance_abs}, must be 0 or more")
         if not 1 <= self.balance_rel < inf:
             raise ValueError(f"balance_rel is {self.balance_rel}, must be a number of 1 or more")
-        if not 0 <= self.kv_pressure_s < inf:
-            raise ValueError(
-                f"kv_pressure_s is {self.kv_pressure_s}, must be a number of 0 or more"
-            )
+        check_not_negative(self, "kv_pressure_s")
 
     def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
         mean = sum(replica.requests for replica in eligible) / len(eligible)

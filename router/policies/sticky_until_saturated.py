@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-from contract.options import option
+from contract.options import check_not_negative, check_shares, option
 from router.core.policy import Policy, register
 from router.core.view import ReplicaView, RouteRequest
 from router.policies.picks import least_cost
@@ -43,14 +43,8 @@ class StickyUntilSaturated(Policy):
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.affinity_threshold <= 1:
-            raise ValueError(
-                f"affinity_threshold is {self.affinity_threshold}, must be from 0 to 1"
-            )
-        if not 0 <= self.ttft_penalty_s < inf:
-            raise ValueError(
-                f"ttft_penalty_s is {self.ttft_penalty_s}, must be a number of 0 or more"
-            )
+        check_shares(self, "affinity_threshold")
+        check_not_negative(self, "ttft_penalty_s")
         speed = self.prefill_tokens_per_s
         if speed is not None and not 0 < speed < inf:
             raise ValueError(f"prefill_tokens_per_s is {speed}, must be a number above 0, or none")

@@ -47,7 +47,7 @@ from simulator.routing import (
     plan_routing,
 )
 from simulator.sizing.settings import SizeSettings
-from warmroute.flags import add_flags, given_flags
+from warmroute.flags import add_flags, add_policies_flag, given_flags
 from warmroute.plan.size import add_size_flags, find_size, shown
 from warmroute.plan.steptime import (
     StepTimeInputs,
@@ -130,14 +130,7 @@ def _flags_of(section: type) -> Callable[[argparse.ArgumentParser], None]:
 def _add_routing_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, RoutingSettings)
     defaults = " ".join(choice.text for choice in DEFAULT_CHOICES)
-    parser.add_argument(
-        "--policy",
-        dest="policies",
-        nargs="+",
-        action="extend",
-        metavar="NAME[:SETTING=VALUE,...]",
-        help=f"policies to compare (default {defaults})",
-    )
+    add_policies_flag(parser, f"policies to compare (default {defaults})")
 
 
 def _document(planned: Planned) -> dict[str, Any]:

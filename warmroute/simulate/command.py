@@ -20,7 +20,7 @@ from contract.options import SettingError, build_section, option
 from router.core.policy import POLICIES
 from simulator.plot import Bars, Plot
 from simulator.summary import Slo
-from warmroute.flags import add_flags, given_flags
+from warmroute.flags import add_flags, add_policies_flag, given_flags
 from warmroute.simulate.figures import Row, knee_of
 from warmroute.simulate.fuzz import FuzzSettings, run_fuzz
 from warmroute.simulate.html import Page, Table, page_html
@@ -96,7 +96,7 @@ def add_simulate_parser(subparsers: "argparse._SubParsersAction[argparse.Argumen
     add_flags(run, TimelineSettings)
 
     compare = _part(parts, "compare", "policies on the same workload and seeds", _compare)
-    _add_policies(compare, f"policies to compare, or all (default: {' '.join(COMPARED)})")
+    add_policies_flag(compare, f"policies to compare, or all (default: {' '.join(COMPARED)})")
     add_flags(compare, ManySettings)
 
     sweep = _part(parts, "sweep", "one setting at several values", _sweep)
@@ -107,7 +107,7 @@ def add_simulate_parser(subparsers: "argparse._SubParsersAction[argparse.Argumen
         help="rate, replicas, gateways, or any setting of the replicas, policy or workload, or "
         "timing.SETTING or routing.SETTING",
     )
-    _add_policies(sweep, f"policies to sweep (default: {DEFAULT_POLICY})")
+    add_policies_flag(sweep, f"policies to sweep (default: {DEFAULT_POLICY})")
     add_flags(sweep, ManySettings)
 
     about = "random fleets, workloads and accidents; the laws must hold on each"
@@ -150,17 +150,6 @@ def _part(
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write {text} there")
     parser.set_defaults(run=run)
     return parser
-
-
-def _add_policies(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument(
-        "--policy",
-        dest="policies",
-        nargs="+",
-        action="extend",
-        metavar="NAME[:SETTING=VALUE,...]",
-        help=text,
-    )
 
 
 def _run(args: argparse.Namespace) -> int:
