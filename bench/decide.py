@@ -19,10 +19,9 @@ from math import inf
 from time import process_time_ns
 
 import router.policies  # noqa: F401  # registers every policy by its name
-from bench.pauses import longest_pauses
-from contract.blocks import HASH_SCHEME, BlockHash, root_hash
+from bench.pauses import longest_pauses, telling_fleet
+from contract.blocks import BlockHash, root_hash
 from contract.kv_events import BlockStored, KvEventBatch, KvSnapshot
-from contract.load_report import LoadReport
 from router.core.config import RoutingConfig
 from router.core.fleet import FleetState
 from router.core.health import AttemptOutcome
@@ -38,6 +37,7 @@ POLICIES = ("prefix_load", "min_ttft")
 FLEETS = (8, 64, 512, 1_000)
 BUDGET_US = {8: 40, 64: 80, 512: 200}
 OPEN_PER_REPLICA = 4
+ROOMY = RoutingConfig(index_entries_max=10**9, index_bytes_max=10**12)
 DECISIONS = 400
 """Of each kind, in turn, so that what one leaves in the cache the others feel too."""
 
@@ -167,7 +167,7 @@ def told_blocks(num_prompts: int) -> FleetState:
 
     Each prompt comes in two steps of 32 blocks, and its answer in 16 blocks one by one.
     """
-    fleet = _telling_fleet()
+    fleet = telling_fleet(ROOMY, BLOCK_BYTES)
     prompts = Prompts()
     for number in range(num_prompts):
         chain = prompts.cold().chain((BLOCK_BYTES, None))
@@ -189,7 +189,7 @@ def flat_snapshot_blocks(num_prompts: int) -> FleetState:
 
 
 def _from_snapshots(num_prompts: int, *, are_in_runs: bool) -> FleetState:
-    fleet = _telling_fleet()
+    fleet = telling_fleet(ROOMY, BLOCK_BYTES)
     prompts = Prompts()
     for number in range(8):
         blocks: list[BlockHash] = []
@@ -204,24 +204,6 @@ def _from_snapshots(num_prompts: int, *, are_in_runs: bool) -> FleetState:
         if are_in_runs:
             snapshot = KvSnapshot("", 0, blocks, lengths, parents)
         assert fleet.on_kv_snapshot(f"replica-{number}", snapshot, 0)
-    return fleet
-
-
-def _telling_fleet() -> FleetState:
-    config = RoutingConfig(index_entries_max=10**9, index_bytes_max=10**12)
-    fleet = FleetState(config, build_policy("prefix_load"))
-    for number in range(8):
-        report = LoadReport(
-            replica_id=f"replica-{number}",
-            url="http://r",
-            model=MODEL,
-            incarnation="",
-            sequence=0,
-            hash_scheme=HASH_SCHEME,
-            block_bytes=BLOCK_BYTES,
-            block_size=BLOCK_BYTES // 4,
-        )
-        fleet.on_report(report, 0, 0)
     return fleet
 
 

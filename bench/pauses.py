@@ -108,8 +108,9 @@ def _fleet(config: RoutingConfig) -> FleetState:
     return fleet
 
 
-def _telling_fleet() -> FleetState:
-    fleet = FleetState(RoutingConfig(), build_policy("prefix_load"))
+def telling_fleet(config: RoutingConfig, block_bytes: int) -> FleetState:
+    """Return a fleet of idle replicas that tell of their blocks, which have so many bytes."""
+    fleet = FleetState(config, build_policy("prefix_load"))
     for number in range(NUM_REPLICAS):
         report = LoadReport(
             replica_id=f"replica-{number}",
@@ -118,8 +119,8 @@ def _telling_fleet() -> FleetState:
             incarnation="",
             sequence=0,
             hash_scheme=HASH_SCHEME,
-            block_bytes=64,
-            block_size=16,
+            block_bytes=block_bytes,
+            block_size=block_bytes // 4,
         )
         fleet.on_report(report, 0, 0)
     return fleet
@@ -165,7 +166,7 @@ def _fill(watch: Stopwatch, num_blocks: int) -> None:
 
 
 def _events(watch: Stopwatch, num_blocks: int) -> None:
-    fleet = _telling_fleet()
+    fleet = telling_fleet(RoutingConfig(), 64)
     for number in range(num_blocks // 64):
         chain = _chain(number, 64)
         stored = [BlockStored(chain[:32]), BlockStored(chain[32:], chain[31])]
@@ -178,7 +179,7 @@ def _events(watch: Stopwatch, num_blocks: int) -> None:
 
 def _untold(watch: Stopwatch, num_blocks: int) -> None:
     """Tell, too, that blocks are gone of which nothing was told: they are searched for."""
-    fleet = _telling_fleet()
+    fleet = telling_fleet(RoutingConfig(), 64)
     for number in range(num_blocks // 64):
         stored = BlockStored(_chain(number, 64))
         removed = [BlockRemoved(_chain(number - 40_000, 65)[::-1])] if number >= 40_000 else []
@@ -192,7 +193,7 @@ def _untold(watch: Stopwatch, num_blocks: int) -> None:
 
 def _snapshots(run_blocks: int) -> Run:
     def run(watch: Stopwatch, num_blocks: int) -> None:
-        fleet = _telling_fleet()
+        fleet = telling_fleet(RoutingConfig(), 64)
         num_runs = SNAPSHOT_BLOCKS // run_blocks
         for number in range(num_blocks // SNAPSHOT_BLOCKS):
             first = number * num_runs

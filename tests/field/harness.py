@@ -9,8 +9,8 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,15 @@ class FieldGateway(RunningGateway):
     def logged(self) -> list[dict[str, Any]]:
         """Return the lines that have been written to the log."""
         return [json.loads(line) for line in self.log.getvalue().splitlines()]
+
+
+@asynccontextmanager
+async def listening(replicas: Iterable[ScriptedReplica]) -> AsyncIterator[None]:
+    """Let all of them listen."""
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            await stack.enter_async_context(replica)
+        yield
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from replicas.core.engine import EngineStats
+from replicas.core.engine_stats import EngineStats
 from replicas.server.config import ReplicaConfig
 from replicas.server.replica import Replica, running_replica
 from tests.waiting import until

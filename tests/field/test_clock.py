@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contract.load_report import LoadReport
-from tests.field.harness import Fake, gateway_of, refusing, saying
+from tests.field.harness import Fake, gateway_of, listening, refusing, saying
 from tests.field.redis_side import reporting
 from tests.redis_server import RedisServer
 from tests.waiting import until
@@ -35,9 +35,7 @@ async def test_clk_01_a_replicas_clock_says_nothing_of_the_age_of_its_report(
     limits = {"report_stale_s": 0.2, "report_dead_s": 0.4, "policy": "round_robin"}
     fakes = [Fake(replica_id=name) for name in names]
     async with (
-        fakes[0],
-        fakes[1],
-        fakes[2],
+        listening(fakes),
         reporting(redis_server, *fakes) as say,
         gateway_of(redis_url=redis_server.url, **limits) as gateway,
     ):

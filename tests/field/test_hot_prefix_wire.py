@@ -20,7 +20,7 @@ from simulator.laws import check_laws
 from simulator.outcome import Outcome
 from simulator.request import Segment, SimRequest, Workload
 from tests.field.asking import LONG, Held, add, end_all, home_of, open_streams, say, talk, untold
-from tests.field.harness import Fake, gateway_of
+from tests.field.harness import Fake, gateway_of, listening
 from tests.router.core.making import chosen, lease_of, make_fleet, make_request
 from tests.waiting import until
 
@@ -89,10 +89,7 @@ async def test_hot_01_the_first_burst_of_a_hot_prefix_finds_all_replicas(policy:
     held = Held()
     fakes = [Fake(held.play, name) for name in "abcd"]
     async with (
-        fakes[0],
-        fakes[1],
-        fakes[2],
-        fakes[3],
+        listening(fakes),
         gateway_of(*fakes, policy=policy) as gateway,
     ):
         texts = [LONG * 2 + f"{number} asks" for number in range(40)]

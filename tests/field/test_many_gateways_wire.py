@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.field.asking import PATIENT, Held, end_all, most_known, open_streams, untold
-from tests.field.harness import Fake, FieldGateway, gateway_of
+from tests.field.harness import Fake, FieldGateway, gateway_of, listening
 from tests.field.redis_side import reporting
 from tests.field.simulated import simulated
 from tests.redis_server import RedisServer
@@ -21,10 +21,7 @@ async def test_stl_10_a_gateway_sees_what_another_has_under_way(
     fakes = [Fake(held.play, name) for name in "abcd"]
     settings = {"redis_url": redis_server.url, "policy": policy, **PATIENT}
     async with (
-        fakes[0],
-        fakes[1],
-        fakes[2],
-        fakes[3],
+        listening(fakes),
         reporting(redis_server, *fakes),
         gateway_of(**settings, gateway_id="first") as first,
         gateway_of(**settings, gateway_id="second") as second,
@@ -62,10 +59,7 @@ async def test_stl_10_a_conversation_stays_put_by_whichever_gateway_it_comes(pol
     """Replicas without events: only a policy that needs no memory places alike everywhere."""
     fakes = [Fake(untold, name) for name in "abcd"]
     async with (
-        fakes[0],
-        fakes[1],
-        fakes[2],
-        fakes[3],
+        listening(fakes),
         gateway_of(*fakes, policy=policy) as first,
         gateway_of(*fakes, policy=policy) as second,
     ):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.field.harness import Fake, FieldGateway, gateway_of, refusing
+from tests.field.harness import Fake, FieldGateway, gateway_of, listening, refusing
 from tests.field.redis_side import RedisShim, Reporter, reporting
 from tests.field.simulated import simulated
 from tests.redis_server import RedisServer
@@ -42,7 +42,7 @@ async def ask_many(gateway: FieldGateway, count: int) -> Counter[int]:
 
 async def test_red_01_replies_are_never_swapped(redis_server: RedisServer) -> None:
     fakes = [Fake(replica_id=name) for name in "abc"]
-    async with fakes[0], fakes[1], fakes[2], behind_shim(redis_server, *fakes) as (shim, say, gw):
+    async with listening(fakes), behind_shim(redis_server, *fakes) as (shim, say, gw):
         for number, fake in enumerate(fakes, start=1):
             say.say(fake, running_requests=number)
         shim.delay_s = 0.05

@@ -15,6 +15,7 @@ from tests.field.harness import (
     FieldGateway,
     closing,
     gateway_of,
+    listening,
     refusing,
     resetting,
     tok,
@@ -45,10 +46,7 @@ async def test_stl_01_a_burst_on_idle_replicas_is_spread_evenly(policy: str) -> 
     held = Held()
     fakes = [Fake(held.play, name) for name in "abcd"]
     async with (
-        fakes[0],
-        fakes[1],
-        fakes[2],
-        fakes[3],
+        listening(fakes),
         gateway_of(*fakes, policy=policy) as gateway,
     ):
         clients = await open_streams(gateway, *["hi"] * 32, of=fakes)
