@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 
 from bench import engine_workload
 from contract.blocks import root_hash
-from replicas.core.engine import Engine, EngineStats
+from replicas.core.engine import Engine
+from replicas.core.engine_stats import EngineStats
 from replicas.core.sampling import extend_with_own_token, own_token
 from replicas.core.scheduler_config import SchedulerConfig
 from replicas.core.sequence import Sequence

@@ -12,7 +12,8 @@ from typing import Protocol
 from contract.blocks import HASH_SCHEME, TOKEN_BYTES
 from contract.kv_events import KvEvent, KvEventBatch, KvSnapshot, merged
 from contract.load_report import LoadReport
-from replicas.core.engine import Engine, EngineStats
+from replicas.core.engine import Engine
+from replicas.core.engine_stats import EngineStats
 from replicas.core.reporting import full_step_tokens_per_s, step_share, with_figures
 from replicas.core.scheduler import NeverFitsError
 from replicas.core.sequence import CountedSequence, Sequence

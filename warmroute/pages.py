@@ -9,7 +9,7 @@ from typing import Any
 
 from contract.options import OptionRow, option_rows
 from replicas.agents.config import AgentConfig
-from replicas.core.engine import EngineStats
+from replicas.core.engine_stats import EngineStats
 from replicas.core.scheduler_config import SchedulerConfig
 from replicas.server.collector import ReplicaCollector
 from replicas.server.config import ReplicaConfig

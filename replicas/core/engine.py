@@ -13,8 +13,7 @@ from collections import Counter
 
 from contract.blocks import BlockHash
 from contract.kv_events import KvEvent
-from replicas.core.engine_stats import EngineStats as EngineStats
-from replicas.core.engine_stats import Progress as Progress
+from replicas.core.engine_stats import EngineStats, Progress
 from replicas.core.event_times import EventTimes, Touch
 from replicas.core.leaping import LeapingScheduler
 from replicas.core.sampling import Extend, Sample, one_by_one
@@ -144,11 +143,6 @@ class Engine:
                 break
             self._end_step(progress)
         return progress
-
-    @property
-    def step_ends_us(self) -> int | None:
-        """When the step of advance() ends that is under way; None between steps."""
-        return self._ends_us
 
     def next_end_us(self) -> int | None:
         """Return when the step of advance() that is under way, or begins now, ends.

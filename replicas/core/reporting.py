@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from contract.load_report import LoadReport
-from replicas.core.engine import EngineStats
+from replicas.core.engine_stats import EngineStats
 from replicas.core.step_time import StepLoad, StepTime
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from replicas.core.engine import EngineStats
+from replicas.core.engine_stats import EngineStats
 from replicas.server.metrics import EngineMetrics, ReplicaMetrics
 from replicas.server.vllm_families import EngineView, ReplicaView, vllm_families
 

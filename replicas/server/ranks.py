@@ -11,7 +11,7 @@ from functools import partial
 
 from contract.blocks import BlockHash
 from contract.kv_events import KvEvent
-from replicas.core.engine import EngineStats
+from replicas.core.engine_stats import EngineStats
 from replicas.server.driver import Driver
 from replicas.server.generation import Generation
 from replicas.server.shared_cache import SharedCache

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from replicas.core.engine import EngineStats
+from replicas.core.engine_stats import EngineStats
 from replicas.core.scheduler_config import SchedulerConfig
 from replicas.server.histogram import Histogram, histogram_family
 from replicas.server.metrics import EngineMetrics

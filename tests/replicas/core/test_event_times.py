@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.kv_events import KvEvent
-from replicas.core.engine import Engine, Progress
+from replicas.core.engine import Engine
+from replicas.core.engine_stats import Progress
 from replicas.core.scheduler import NeverFitsError, StepPlan
 from replicas.core.scheduler_config import SchedulerConfig
 from replicas.core.step_time import FixedStepTime

@@ -8,7 +8,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicas.core.engine import Engine, Progress
+from replicas.core.engine import Engine
+from replicas.core.engine_stats import Progress
 from replicas.core.sampling import extend_with_own_token, own_token
 from replicas.core.scheduler import NeverFitsError, StepPlan
 from replicas.core.scheduler_config import Admission, Batching, SchedulerConfig, SchedulingPolicy
