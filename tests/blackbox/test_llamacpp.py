@@ -79,7 +79,8 @@ class Fleet:
         return await self._start(
             "gateway",
             *("warmroute", "router", "--port", str(self.port)),
-            *("--admin-port", str(self.admin_port), "--set", "routing.bytes_per_token=1", *flags),
+            *("--admin-port", str(self.admin_port), "--set", "routing.bytes_per_token=1"),
+            *("--set", "routing.slow_start_s=0", *flags),  # who is back is used at once
         )
 
     async def _start(self, name: str, *argv: str, ready: str = "ready:") -> Child:
