@@ -48,6 +48,11 @@ def block_at(packed: bytes, at: int) -> BlockHash:
     return block
 
 
+def last_block(packed: bytes) -> BlockHash:
+    """Return the last hash."""
+    return block_at(packed, len(packed) - BLOCK_BYTES)
+
+
 def num_blocks(packed: bytes) -> int:
     """Return how many blocks are packed there."""
     return len(packed) // BLOCK_BYTES

@@ -8,7 +8,14 @@ its beginning, as in an engine, and a hot prefix costs one move per send.
 from collections.abc import Iterator, Sequence
 
 from contract.blocks import BlockHash
-from router.core.block_runs import BLOCK_BYTES, BlockRuns, block_at, common_bytes, num_blocks
+from router.core.block_runs import (
+    BLOCK_BYTES,
+    BlockRuns,
+    block_at,
+    common_bytes,
+    last_block,
+    num_blocks,
+)
 from router.core.block_table import BlockTable
 from router.core.use_order import UseOrder
 
@@ -55,7 +62,7 @@ class Sends:
         for blocks in self._runs.put(packed[at:], fresh, self.bit):
             number = self._insert(blocks, now_us)
             if self.are_predictions:
-                self._awaited.put(_last(blocks), number)
+                self._awaited.put(last_block(blocks), number)
             self.num_blocks += num_blocks(blocks)
 
     def use(self, chain: Sequence[BlockHash], packed: bytes, now_us: int) -> int | None:
@@ -136,11 +143,11 @@ class Sends:
         blocks = self._sends[number]
         gone = self._runs.take(blocks, self.bit, kept)
         if self.are_predictions:
-            self._awaited.pop(_last(blocks), None)
+            self._awaited.pop(last_block(blocks), None)
         if kept:
             self._sends.put(number, blocks[:kept])
             if self.are_predictions:
-                self._awaited.put(_last(blocks[:kept]), number)
+                self._awaited.put(last_block(blocks[:kept]), number)
         else:
             self._at.pop(block_at(blocks, 0), None)
             self._sends.remove(number)
@@ -160,7 +167,3 @@ class Sends:
         self._insert(blocks[:length], self._sends.used_us(number))
         self._sends.put(number, blocks[length:])
         self._at.put(block_at(blocks, length), number)
-
-
-def _last(blocks: bytes) -> BlockHash:
-    return block_at(blocks, len(blocks) - BLOCK_BYTES)

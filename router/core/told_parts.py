@@ -7,7 +7,15 @@ forgets the end of a prefix before its beginning takes blocks away.
 from collections.abc import Iterator, Sequence
 
 from contract.blocks import BlockHash
-from router.core.block_runs import BLOCK_BYTES, BlockRuns, block_at, num_blocks, pack, unpack
+from router.core.block_runs import (
+    BLOCK_BYTES,
+    BlockRuns,
+    block_at,
+    last_block,
+    num_blocks,
+    pack,
+    unpack,
+)
 from router.core.block_table import BlockTable
 
 PART_BLOCKS_MAX = 1_024
@@ -89,20 +97,20 @@ class ToldParts:
             while self._unsearched and searched < num_parts:
                 part = self._unsearched.pop()
                 searched += 1
-                if self._parts.get(_last(part)) is part:
+                if self._parts.get(last_block(part)) is part:
                     self._remove_inside(part)
         return searched
 
     def shed(self, num_parts: int) -> None:
         """Take out so many parts, any."""
         for blocks in self._parts.take_some(num_parts):
-            self._run_at.pop(_last(blocks), None)
+            self._run_at.pop(last_block(blocks), None)
             self._num_parts -= 1
             self._runs.num_parts -= 1
             self.num_blocks -= self._runs.take(blocks, self.bit)
 
     def _grow(self, part: bytes, block: bytes) -> bool:
-        first = self._run_at.get(_last(part)) or block_at(part, 0)
+        first = self._run_at.get(last_block(part)) or block_at(part, 0)
         if not self._runs.grow(first, part[-BLOCK_BYTES:], block, self.bit):
             return False
         self._pop(part)
@@ -127,7 +135,7 @@ class ToldParts:
             if backwards.endswith(held[kept - common : kept], 0, end):  # as mostly: all at once
                 kept -= common
                 index += common // BLOCK_BYTES
-            while kept and index < len(blocks) and blocks[index] == _last(held[:kept]):
+            while kept and index < len(blocks) and blocks[index] == last_block(held[:kept]):
                 kept -= BLOCK_BYTES
                 index += 1
             first = self._pop(held)
@@ -164,7 +172,7 @@ class ToldParts:
             self._add(held[begin:], block_at(held, begin))
 
     def _add(self, part: bytes, run_first: BlockHash) -> None:
-        last = _last(part)
+        last = last_block(part)
         other = self._parts.get(last)
         if other is not None:
             # Told twice, once without what it follows: the longer one knows more.
@@ -181,12 +189,8 @@ class ToldParts:
 
     def _pop(self, part: bytes) -> BlockHash:
         """Take a part off the list; return where the run begins that may be lengthened."""
-        last = _last(part)
+        last = last_block(part)
         self._parts.pop(last, None)
         self._num_parts -= 1
         self._runs.num_parts -= 1
         return self._run_at.pop(last, None) or block_at(part, 0)
-
-
-def _last(blocks: bytes) -> BlockHash:
-    return block_at(blocks, len(blocks) - BLOCK_BYTES)
