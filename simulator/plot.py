@@ -16,6 +16,7 @@ BAR_HEIGHT, BAR_LEFT, BAR_RIGHT = 28, 116, 76
 TICKS = 6
 LOG_STEPS = (1, 2, 5)
 DOTS_MAX = 40
+SMALLEST = 1e-300  # less is drawn as 0: a subnormal number has no logarithm once it is divided
 """Points of a line that are drawn as dots, too; beyond that they would hide it."""
 
 COLOURS = 8
@@ -167,7 +168,7 @@ def _x_axis(plot: Plot) -> Axis:
 def _y_axis(plot: Plot) -> Axis:
     ys = [point.y for line in plot.lines for point in line.points if point.y is not None]
     high = max(ys, default=0.0)
-    return Axis(0.0, high * 1.05 if high > 0 else 1.0, HEIGHT - BOTTOM, TOP)
+    return Axis(0.0, high * 1.05 if high > SMALLEST else 1.0, HEIGHT - BOTTOM, TOP)
 
 
 def _head(title: str, height: float) -> Iterator[str]:

@@ -4,7 +4,7 @@ from math import isclose
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simulator.plot import (
@@ -93,6 +93,7 @@ def test_a_plot_of_next_to_nothing_can_be_drawn(plot: Plot | Bars) -> None:
     ),
     is_log=st.booleans(),
 )
+@example(points=[(1.0, 5e-324)], is_log=False)
 def test_everything_is_inside_the_picture(
     points: list[tuple[float, float | None]], is_log: bool
 ) -> None:
