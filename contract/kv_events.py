@@ -5,9 +5,9 @@ believes, so the gap rule is: forget that replica's blocks and read its snapshot
 the batch that follows the snapshot.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from typing import Annotated
 
 import msgspec
@@ -82,6 +82,32 @@ def merged(events: list[KvEvent]) -> list[KvEvent]:
     return result
 
 
+def in_runs(
+    blocks: list[BlockHash], parents: Mapping[BlockHash, BlockHash | None]
+) -> list[BlockStored]:
+    """Return what is cached in as few events as would store it.
+
+    ``blocks`` stand in the order in which they were stored, and ``parents`` has what the first one
+    of each event followed; every other followed the one before it. Whoever forgets a chain does so
+    from its end, so that this is still so of those that are left.
+    """
+    begins = [index for index, block in enumerate(blocks) if block in parents]
+    alone = blocks[: begins[0]] if begins else blocks
+    runs = [BlockStored([block]) for block in alone]
+    by_last: dict[BlockHash | None, list[BlockHash]] = {}
+    for begin, end in pairwise([*begins, len(blocks)]):
+        run = blocks[begin:end]
+        parent = parents[run[0]]
+        before = by_last.pop(parent, None)
+        if before is None:
+            before = run
+            runs.append(BlockStored(run, parent))
+        else:
+            before += run
+        by_last[run[-1]] = before
+    return runs
+
+
 class KvEventBatch(msgspec.Struct, frozen=True):
     """Events in the order in which they happened."""
 
@@ -104,6 +130,18 @@ class KvSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     block_hashes: list[BlockHash]
     run_lengths: list[Annotated[int, msgspec.Meta(ge=1)]] = []
     run_parents: list[BlockHash | None] = []
+
+    @classmethod
+    def of_runs(cls, incarnation: str, sequence: int, runs: Iterable[BlockStored]) -> "KvSnapshot":
+        """Return the snapshot of a cache that ``runs`` would fill."""
+        runs = list(runs)
+        return cls(
+            incarnation,
+            sequence,
+            [block for run in runs for block in run.block_hashes],
+            [len(run.block_hashes) for run in runs],
+            [run.parent_hash for run in runs],
+        )
 
     def runs(self) -> Iterator[BlockStored]:
         """Yield what is cached as if it were stored now, in the snapshot's order."""

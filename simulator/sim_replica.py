@@ -224,7 +224,8 @@ class SimReplica:
 
     def snapshot(self) -> KvSnapshot:
         """Return all cached blocks, for a gateway that has missed something."""
-        return KvSnapshot(self.incarnation, self._batch_sequence, self.engine.cached_hashes())
+        runs = self.engine.cached_runs()
+        return KvSnapshot.of_runs(self.incarnation, self._batch_sequence, runs)
 
     def _new_engine(self) -> Engine:
         config = self.spec.engine

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from contract.blocks import BlockHash
-from contract.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from contract.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, in_runs
 from replicas.core.free_queue import FreeQueue
 
 
@@ -48,6 +48,8 @@ class BlockPool:
         self._prefix_to: dict[int, SharedPrefix] = {}  # by the last block of each
         self._keep_events = keep_events
         self._events: list[KvEvent] = []
+        # What the first block of each event follows: all that a snapshot needs beside the order.
+        self._parents: dict[BlockHash, BlockHash | None] = {}
 
     @property
     def num_free(self) -> int:
@@ -66,6 +68,13 @@ class BlockPool:
     def cached_hashes(self) -> list[BlockHash]:
         """Return every hash that a new sequence could share, oldest first."""
         return list(self._block_of)
+
+    def cached_runs(self) -> list[BlockStored]:
+        """Return the same as events that would store it, consecutive blocks in one.
+
+        Where no events are kept it is not known what follows what: then each block is alone.
+        """
+        return in_runs(self.cached_hashes(), self._parents)
 
     @property
     def num_events(self) -> int:
@@ -139,6 +148,8 @@ class BlockPool:
         gone = self._evict(blocks)
         if gone and self._keep_events:
             self._events.append(BlockRemoved(gone))
+            for known in self._parents.keys() & gone:
+                del self._parents[known]
         return blocks
 
     def seal(
@@ -215,6 +226,7 @@ class BlockPool:
         self._hash_of = [None] * len(self._hash_of)
         self._block_of.clear()
         self._copies_of.clear()
+        self._parents.clear()
         if self._keep_events:
             self._events.append(AllBlocksCleared())
         return True
@@ -234,6 +246,7 @@ class BlockPool:
         assert set(found) == sealed
         assert all(copies for copies in self._copies_of.values())
         assert self._copies_of.keys() <= self._block_of.keys()
+        assert self._parents.keys() <= self._block_of.keys()
         for last, prefix in self._prefix_to.items():
             assert prefix.num_holders > 0
             assert prefix.blocks[-1] == last
@@ -282,3 +295,4 @@ class BlockPool:
     def _announce(self, hashes: list[BlockHash], parent: BlockHash | None) -> None:
         if hashes and self._keep_events:
             self._events.append(BlockStored(hashes, parent))
+            self._parents[hashes[0]] = parent

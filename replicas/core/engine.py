@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 
 from contract.blocks import BlockHash
-from contract.kv_events import KvEvent
+from contract.kv_events import BlockStored, KvEvent
 from replicas.core.engine_stats import EngineStats, Progress
 from replicas.core.event_times import EventTimes, Touch
 from replicas.core.leaping import LeapingScheduler
@@ -229,6 +229,10 @@ class Engine:
     def cached_hashes(self) -> list[BlockHash]:
         """Return all cached blocks, for a reader of events that comes late."""
         return self.scheduler.pool.cached_hashes()
+
+    def cached_runs(self) -> list[BlockStored]:
+        """Return the same as events that would store it, consecutive blocks in one."""
+        return self.scheduler.pool.cached_runs()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks. False, with nothing changed, while any block is held."""

@@ -10,7 +10,7 @@ from dataclasses import fields
 from functools import partial
 
 from contract.blocks import BlockHash
-from contract.kv_events import KvEvent
+from contract.kv_events import BlockStored, KvEvent
 from replicas.core.engine_stats import EngineStats
 from replicas.server.driver import Driver
 from replicas.server.generation import Generation
@@ -94,6 +94,12 @@ class Ranks:
         if self._cache is None:
             return self.drivers[0].engine.cached_hashes()
         return self._cache.hashes()
+
+    def cached_runs(self) -> list[BlockStored]:
+        """Return the same as events that would store it, consecutive blocks in one."""
+        if self._cache is None:
+            return self.drivers[0].engine.cached_runs()
+        return self._cache.runs()
 
     def _least_busy(self) -> Driver:
         """Return the lowest of the ranks that have least to do, by exact counts of this moment.

@@ -198,7 +198,7 @@ async def _reporting(
             maker.make(replica.replica_id, replica.incarnation, url, sequence)
         ),
         ranks.take_events,
-        ranks.cached_hashes,
+        ranks.cached_runs,
         faults.kv_batches,
     )
     reporter = Reporter(

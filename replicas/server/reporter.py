@@ -18,8 +18,14 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from contract.blocks import BlockHash
-from contract.kv_events import KvEvent, KvEventBatch, KvSnapshot, encode_batch, encode_snapshot
+from contract.kv_events import (
+    BlockStored,
+    KvEvent,
+    KvEventBatch,
+    KvSnapshot,
+    encode_batch,
+    encode_snapshot,
+)
 from contract.load_report import LoadReport, encode_report
 from contract.redis_layout import BATCH_FIELD, KV_STREAM_MAX_BATCHES, REPORT_TTL_MS, RedisLayout
 from replicas.redis_client import drop_connections, redis_client
@@ -35,7 +41,7 @@ class ReportSource:
 
     load_report: Callable[[int], LoadReport | None]  # of this sequence number; None: say nothing
     take_events: Callable[[], list[KvEvent]]
-    cached_hashes: Callable[[], list[BlockHash]]
+    cached_runs: Callable[[], list[BlockStored]]
     sent_as: Callable[[KvEventBatch], list[KvEventBatch]] = lambda batch: [batch]
 
 
@@ -174,7 +180,7 @@ class Reporter:
             await pipe.execute()
 
     def _add_snapshot(self, pipe: Any) -> None:
-        """All of this in one turn of the loop: the hashes are those after ``_batch_sequence``."""
+        """All of this in one turn of the loop: the runs are those after ``_batch_sequence``."""
         layout, replica_id = self._layout, self._replica_id
         ttl_ms = self._config.kv_keys_ttl_ms
         self._pending += self._source.take_events()
@@ -182,8 +188,8 @@ class Reporter:
             self._add_batch(pipe)
         # After a gap the events are in the snapshot already.
         self._pending.clear()
-        hashes = self._source.cached_hashes()
-        snapshot = KvSnapshot(self._incarnation, self._batch_sequence, hashes)
+        runs = self._source.cached_runs()
+        snapshot = KvSnapshot.of_runs(self._incarnation, self._batch_sequence, runs)
         pipe.set(layout.kv_snapshot(replica_id), encode_snapshot(snapshot), px=ttl_ms)
         pipe.pexpire(layout.kv_events(replica_id), ttl_ms)
         self._metrics.snapshots += 1

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from contract.blocks import BlockHash
-from contract.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from contract.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, in_runs
 
 
 class SharedCache:
@@ -15,10 +15,15 @@ class SharedCache:
 
     def __init__(self) -> None:
         self._holders: dict[BlockHash, int] = {}  # one bit for each rank
+        self._parents: dict[BlockHash, BlockHash | None] = {}  # of the first block of each event
 
     def hashes(self) -> list[BlockHash]:
         """Return every block that some rank holds, the longest held first."""
         return list(self._holders)
+
+    def runs(self) -> list[BlockStored]:
+        """Return the same as events that would store it, consecutive blocks in one."""
+        return in_runs(self.hashes(), self._parents)
 
     def merge(self, rank: int, events: Sequence[KvEvent]) -> list[KvEvent]:
         """Return what the events of ``rank`` change in the union, in their order."""
@@ -42,16 +47,19 @@ class SharedCache:
             known = holders.get(each, 0)
             holders[each] = known | bit
             if known:
-                if new:
-                    merged.append(BlockStored(new, parent))
+                self._tell(new, parent, merged)
                 new = []
             else:
                 if not new:
                     parent = last
                 new.append(each)
             last = each
+        self._tell(new, parent, merged)
+
+    def _tell(self, new: list[BlockHash], parent: BlockHash | None, merged: list[KvEvent]) -> None:
         if new:
             merged.append(BlockStored(new, parent))
+            self._parents[new[0]] = parent
 
     def _drop(self, bit: int, block_hash: BlockHash) -> bool:
         """Take one holder away; True if there is no other."""
@@ -60,6 +68,7 @@ class SharedCache:
             self._holders[block_hash] = left
             return False
         del self._holders[block_hash]
+        self._parents.pop(block_hash, None)
         return True
 
     def _clear(self, bit: int, merged: list[KvEvent]) -> None:

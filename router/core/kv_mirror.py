@@ -24,7 +24,10 @@ from contract.kv_events import (
 from router.core.prefix_index import PrefixIndex
 
 SNAPSHOT_SLICE_BLOCKS = 64
-"""Stored in about a millisecond, even where it is not known which block follows which."""
+"""Stored in about a millisecond, if they are not more runs than fit in by ``RUN_COST_BLOCKS``."""
+
+RUN_COST_BLOCKS = 3
+"""What it costs to store a run, in blocks of it: where the index is full three others must go."""
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ def load_snapshot(
                 yield cursor.in_sync  # meanwhile it has been told of another process
                 return
         index.store(slot, stored.block_hashes, stored.parent_hash)
-        room -= len(stored.block_hashes)
+        room -= len(stored.block_hashes) + RUN_COST_BLOCKS
     cursor.sequence = snapshot.sequence
     cursor.in_sync = True
     yield True

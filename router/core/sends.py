@@ -54,23 +54,23 @@ class Sends:
 
     def add(self, chain: Sequence[BlockHash], packed: bytes, at: int, now_us: int) -> None:
         """Note that the part of a prompt from byte ``at`` on was sent."""
-        fresh = chain[at // BLOCK_BYTES :]
-        if not self._at.isdisjoint(fresh):
-            # Held beyond a hole, where it counts for nothing, or where nobody looked.
-            for block in self._at.known(fresh):
-                self._give_up(self._at[block], 0)
-        for blocks in self._runs.put(packed[at:], fresh, self.bit):
-            number = self._insert(blocks, now_us)
-            if self.are_predictions:
-                self._awaited.put(last_block(blocks), number)
-            self.num_blocks += num_blocks(blocks)
+        fresh = chain[at // BLOCK_BYTES :] if at else chain
+        blocks = packed[at:]
+        if self._runs.put_new(blocks, fresh, self.bit):  # as with most prompts' ends
+            self._note(blocks, now_us)
+            return
+        # Held beyond a hole, where it counts for nothing, or where nobody looked.
+        for block in self._at.known(fresh):
+            self._give_up_whole(self._at[block])
+        for part in self._runs.put(blocks, fresh, self.bit):
+            self._note(part, now_us)
 
     def use(self, chain: Sequence[BlockHash], packed: bytes, now_us: int) -> int | None:
         """Note that a prompt was sent, and move the sends that it rests on behind it.
 
         Returns when the last of these was used before, None if it rests on none.
         """
-        used: list[BlockHash] = []  # their first blocks
+        used: list[tuple[BlockHash, int]] = []  # their first blocks and numbers
         at, last_us = 0, None
         while at < len(packed):
             first = chain[at // BLOCK_BYTES]
@@ -82,13 +82,12 @@ class Sends:
             if not packed.startswith(blocks, at):
                 length = common_bytes(blocks, packed, at)
                 self._runs.cut_at(chain, packed, at + length)
-                self._split(number, length)
-            used.append(first)
+                number = self._split(number, length)
+            used.append((first, number))
             at += length
         if at < len(packed):
             self.add(chain, packed, at, now_us)
-        for first in reversed(used):
-            number = self._at[first]
+        for first, number in reversed(used):
             self._at.put(first, self._sends.move_to_end(number, now_us))
         return last_us
 
@@ -96,7 +95,7 @@ class Sends:
         """Drop the sends whose last block is among ``blocks``, of which an event has told."""
         if not self._awaited.isdisjoint(blocks):
             for block in self._awaited.known(blocks):
-                self._give_up(self._awaited[block], 0)
+                self._give_up_whole(self._awaited[block])
 
     def cut(self, chain: Sequence[BlockHash], num_kept: int) -> None:
         """Give up what was sent of ``chain`` beyond its first ``num_kept`` blocks."""
@@ -109,7 +108,7 @@ class Sends:
             if kept < num_blocks(blocks) and index + kept < len(chain):
                 at = kept * BLOCK_BYTES
                 if block_at(blocks, at) == chain[index + kept]:
-                    self._give_up(number, at)
+                    self._give_up(number, blocks, at)
 
     def evict(self, num_evicted: int, num_sends_max: int) -> int:
         """Give up the last blocks of the oldest sends; return how many of ``num_evicted``."""
@@ -118,8 +117,9 @@ class Sends:
             number = self._sends.oldest()
             if number is None:
                 break
-            kept = max(0, len(self._sends[number]) - (num_evicted - gone) * BLOCK_BYTES)
-            gone += self._give_up(number, kept)
+            blocks = self._sends[number]
+            kept = max(0, len(blocks) - (num_evicted - gone) * BLOCK_BYTES)
+            gone += self._give_up(number, blocks, kept)
             num_sends_max -= 1
         return gone
 
@@ -129,18 +129,20 @@ class Sends:
             number = self._sends.oldest()
             if number is None or self._sends.used_us(number) > used_us:
                 return
-            self._give_up(number, 0)
+            self._give_up_whole(number)
 
     def shed(self, num_sends: int) -> None:
         """Give up so many sends, the oldest first."""
         for _ in range(min(num_sends, len(self._sends))):
             number = self._sends.oldest()
             assert number is not None
-            self._give_up(number, 0)
+            self._give_up_whole(number)
 
-    def _give_up(self, number: int, kept: int) -> int:
+    def _give_up_whole(self, number: int) -> None:
+        self._give_up(number, self._sends[number], 0)
+
+    def _give_up(self, number: int, blocks: bytes, kept: int) -> int:
         """Forget a send but for its first ``kept`` bytes; return how many blocks that were."""
-        blocks = self._sends[number]
         gone = self._runs.take(blocks, self.bit, kept)
         if self.are_predictions:
             self._awaited.pop(last_block(blocks), None)
@@ -155,15 +157,22 @@ class Sends:
         self.num_blocks -= gone
         return gone
 
+    def _note(self, blocks: bytes, now_us: int) -> None:
+        """Keep a part that the runs have taken in."""
+        number = self._insert(blocks, now_us)
+        if self.are_predictions:
+            self._awaited.put(last_block(blocks), number)
+        self.num_blocks += len(blocks) // BLOCK_BYTES
+
     def _insert(self, blocks: bytes, used_us: int) -> int:
         number = self._sends.append(blocks, used_us)
         self._at.put(block_at(blocks, 0), number)
         self._runs.num_parts += 1
         return number
 
-    def _split(self, number: int, length: int) -> None:
-        """Make a new send of the first bytes of one, which keeps the rest and its place."""
+    def _split(self, number: int, length: int) -> int:
+        """Make a new send of the first bytes of one, which keeps the rest; return its number."""
         blocks = self._sends[number]
-        self._insert(blocks[:length], self._sends.used_us(number))
         self._sends.put(number, blocks[length:])
         self._at.put(block_at(blocks, length), number)
+        return self._insert(blocks[:length], self._sends.used_us(number))

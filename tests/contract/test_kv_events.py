@@ -19,6 +19,7 @@ from contract.kv_events import (
     decode_snapshot,
     encode_batch,
     encode_snapshot,
+    in_runs,
     merged,
 )
 
@@ -110,6 +111,34 @@ def test_readers_and_writers_that_know_of_no_runs_understand_each_other() -> Non
     assert msgspec.msgpack.decode(written, type=Flat) == Flat("i", 3, [1, 2])
     assert decode_snapshot(flat) == KvSnapshot("i", 3, [BlockHash(1), BlockHash(2)])
     assert encode_snapshot(KvSnapshot("i", 3, [BlockHash(1), BlockHash(2)])) == flat
+
+
+@given(st.lists(st.builds(BlockStored, HASHES.filter(bool), st.none() | st.just(BlockHash(7)))))
+def test_a_snapshot_of_runs_has_these_runs(runs: list[BlockStored]) -> None:
+    assert list(KvSnapshot.of_runs("i", 3, runs).runs()) == runs
+
+
+def test_blocks_that_follow_each_other_are_one_run_wherever_they_stand() -> None:
+    a, b, c, d, e = map(BlockHash, range(1, 6))
+
+    runs = in_runs([a, b, d, c, e], {a: None, d: None, c: b, e: c})
+
+    assert runs == [BlockStored([a, b, c, e]), BlockStored([d])]
+
+
+def test_the_second_that_follows_a_block_is_a_run_of_its_own() -> None:
+    a, b, c = map(BlockHash, range(1, 4))
+
+    assert in_runs([a, b, c], {a: None, b: a, c: a}) == [BlockStored([a, b]), BlockStored([c], a)]
+
+
+def test_blocks_of_which_it_is_not_known_what_they_follow_are_alone() -> None:
+    a, b, c, d = map(BlockHash, range(1, 5))
+
+    assert in_runs([a, b], {}) == [BlockStored([a]), BlockStored([b])]
+    assert in_runs([a, b, c, d], {c: None}) == [
+        *(BlockStored([a]), BlockStored([b]), BlockStored([c, d])),
+    ]
 
 
 @pytest.mark.parametrize("length", [0, -1, "2", 1.5])

@@ -8,7 +8,7 @@ from contract.blocks import BlockHash
 from contract.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from replicas.core.block_pool import BlockPool
 
-A, B, C = BlockHash(11), BlockHash(22), BlockHash(33)
+A, B, C, D = BlockHash(11), BlockHash(22), BlockHash(33), BlockHash(44)
 
 
 def pool_with_cached(*hashes: BlockHash, num_blocks: int = 8) -> BlockPool:
@@ -89,6 +89,25 @@ def test_sealed_blocks_are_announced_as_one_chain_with_their_parent() -> None:
 
     assert pool.drain_events() == [BlockStored([B, C], A)]
     assert pool.drain_events() == []
+
+
+def test_an_answer_that_was_sealed_block_by_block_is_one_run_with_its_prompt() -> None:
+    pool = BlockPool(8)
+    first, *others, last = pool.take(4)
+    pool.seal([first], [A], None)
+    pool.seal([last], [D], None)
+    for block, block_hash, parent in zip(others, [B, C], [A, B], strict=True):
+        pool.seal([block], [block_hash], parent)
+
+    assert pool.cached_hashes() == [A, D, B, C]
+    assert pool.cached_runs() == [BlockStored([A, B, C]), BlockStored([D])]
+
+
+def test_a_pool_that_keeps_no_events_tells_of_each_block_alone() -> None:
+    pool = BlockPool(8, keep_events=False)
+    pool.seal(pool.take(2), [A, B], None)
+
+    assert pool.cached_runs() == [BlockStored([A]), BlockStored([B])]
 
 
 def test_a_copy_is_not_announced_and_the_rest_of_its_chain_follows_it() -> None:

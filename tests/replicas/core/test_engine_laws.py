@@ -185,6 +185,22 @@ class AnyTraffic(RuleBasedStateMachine):
         assert self.mirror.issuperset(
             parent for each in self.mirror if (parent := self.parents[each]) is not None
         )
+        self._snapshot_tells_what_follows_what()
+
+    def _snapshot_tells_what_follows_what(self) -> None:
+        """It does so in as few runs as chains have ends."""
+        runs = self.engine.cached_runs()
+        told = [
+            (block, before)
+            for run in runs
+            for block, before in zip(
+                run.block_hashes, [run.parent_hash, *run.block_hashes], strict=False
+            )
+        ]
+        assert len(told) == len(self.engine.cached_hashes())
+        assert dict(told) == {block: self.parents[block] for block in self.engine.cached_hashes()}
+        lasts = {run.block_hashes[-1] for run in runs}
+        assert all(run.parent_hash not in lasts for run in runs)
 
     @invariant()
     def every_computed_token_has_a_place_and_the_pool_is_never_overdrawn(self) -> None:

@@ -90,6 +90,8 @@ class Reader:
 
     def _take(self, snapshot: KvSnapshot) -> None:
         self.hashes = set(snapshot.block_hashes)
+        assert sum(snapshot.run_lengths) == len(snapshot.block_hashes)
+        assert self.hashes.issuperset(snapshot.run_parents) or None in snapshot.run_parents
         self._incarnation, self._sequence = snapshot.incarnation, snapshot.sequence
 
     async def catches_up(self, replica: Replica) -> bool:

@@ -46,6 +46,15 @@ def test_what_is_left_of_a_chain_names_the_block_before_it() -> None:
     assert merged == [BlockStored([A]), BlockStored([C, D], B)]
 
 
+def test_what_several_ranks_stored_of_one_chain_is_one_run() -> None:
+    cache = SharedCache()
+    cache.merge(0, [BlockStored([A, B, C])])
+    cache.merge(1, [BlockStored([A, B]), BlockStored([D], B)])
+    cache.merge(0, [BlockRemoved([C])])
+
+    assert cache.runs() == [BlockStored([A, B, D])]
+
+
 def test_a_reset_of_one_rank_takes_only_what_no_other_holds() -> None:
     cache = SharedCache()
     cache.merge(0, [BlockStored([A, B])])
@@ -98,3 +107,5 @@ def test_merged_events_alone_rebuild_the_union(history: list[tuple[int, KvEvent]
         applied(seen, cache.merge(rank, [event]))
 
         assert seen == set.union(*truth) == set(cache.hashes())
+        runs = [block for run in cache.runs() for block in run.block_hashes]
+        assert sorted(runs) == sorted(seen)
