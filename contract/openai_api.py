@@ -188,6 +188,7 @@ decode_load_adapter = msgspec.json.Decoder(LoadAdapterRequest).decode
 decode_unload_adapter = msgspec.json.Decoder(UnloadAdapterRequest).decode
 decode_usage = msgspec.json.Decoder(Usage).decode
 
+_NOTHING = (b"", b"null", b"[]")  # a field left out, or as clients write that there is none
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 _TOOLS_HEADER = b"<|tools|>\0\0\0"
 _ATTACHMENT_HEADER = b"<|attachment|>\0\0"
@@ -204,7 +205,7 @@ def render_chat(fields: ChatFields) -> bytes:
     that: then what is generated has the same words before it as if the message were not cut.
     """
     pieces: list[bytes] = []
-    if fields.tools:
+    if bytes(fields.tools) not in _NOTHING:
         _add(pieces, _TOOLS_HEADER, bytes(fields.tools))
     for message in fields.messages:
         _render_message(pieces, message)
@@ -220,7 +221,7 @@ def _render_message(pieces: list[bytes], message: ChatMessage) -> None:
     else:
         pieces.append(_header(message.role))
         _render_parts(pieces, content or ())
-    if message.tool_calls:
+    if bytes(message.tool_calls) not in _NOTHING:
         _add(pieces, _header("tool_calls"), bytes(message.tool_calls))
     if message.tool_call_id:
         _add(pieces, _header("tool_call_id"), message.tool_call_id.encode("utf-8", "surrogatepass"))

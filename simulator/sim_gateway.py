@@ -7,7 +7,7 @@ from functools import cache
 from contract.blocks import TOKEN_BYTES, BlockHash, chain_blocks, chain_bytes, root_hash
 from contract.failures import Failure
 from contract.kv_events import KvEventBatch, KvSnapshot
-from contract.openai_api import Usage
+from contract.openai_api import PromptTokensDetails, Usage
 from replicas.core.sequence import CountedSequence
 from router.core.admission import AdmissionQueue, Ticket
 from router.core.decision import Decision
@@ -140,6 +140,7 @@ class Exchange(Service):
             root,
             prompt,
             prefix_key=prefix_key(prompt, root, gateway.config),
+            answer_at=len(prompt),
             session_key=request.session,
             stream=True,
             is_explained=request.request_id == gateway.explained_id,
@@ -243,8 +244,14 @@ class Exchange(Service):
         self._is_served = False
         self._outcome.take(sequence, self._loop.now_us + self._gateway.timing.send_delay_us)
         cached = sequence.num_cached_tokens or 0
-        usage = Usage(sequence.num_prompt_tokens, sequence.num_output_tokens, cached)
+        usage = Usage(sequence.num_prompt_tokens, sequence.num_output_tokens)
+        assert self._lease is not None
+        if not self._lease.replica.tells_of_cache:
+            usage.prompt_tokens_details = PromptTokensDetails(cached)
+        place = self._lease.answer_place
         self._release(AttemptOutcome.OK, usage)
+        if place is not None:
+            place.learn(self._outcome.request.answer_bytes(), self._loop.now_us)
         self.end(End.COMPLETE)
 
     def lost(self) -> None:

@@ -1,27 +1,29 @@
 """One replica as its reports tell, and how far they can be trusted: a belief with an age.
 
-    foreign = max(0, reported - own peak, other gateways' own)
-
-A report counts our own requests too, at a moment in the past. The peak of our own ledger over
-the last two reports is the most of ours that it can contain; what it shows beyond that is
-others' load. Unknown stays unknown: a field that is None adds nothing and takes nothing away.
+What others have under way is expected by ``router.core.foreign_load``. Unknown is not idle: what a
+report leaves out is taken to be as at its peers.
 
 A belief is about one process. A restarted replica gets a new one, on the same slot.
 """
 
 from enum import Enum
+from math import ceil
 
-from contract.blocks import HASH_SCHEME
+from contract.blocks import HASH_SCHEME, TOKEN_BYTES
 from contract.load_report import LOAD_REPORT_SCHEMA, InFlight, LoadReport
 from router.core.config import RoutingConfig, micros
+from router.core.foreign_load import IDLE, ForeignLoad
 from router.core.health import Breaker
 from router.core.kv_mirror import KvCursor
+from router.core.ledger import Lease
 from router.core.probing import ProbeRow
 from router.core.rates import ReplicaRates
 from router.core.reason import Ineligible
 from router.core.view import ChainKey, ReplicaView, pressure_of
 
-IDLE = InFlight(0, 0)
+ANSWERS_MISSED_IN_A_ROW_MAX = 8
+"""From so many on, a replica is taken for one that never finds the text of an answer again."""
+
 RETIRED_MAX = 4  # a report is late by seconds, not by several restarts
 
 
@@ -45,6 +47,8 @@ class Belief:
         self.retired: tuple[str, ...] = ()  # incarnations before this one, newest last
         self.listed_models: tuple[str, ...] = ()  # by a replica that does not report
         self.uncached_in_a_row = 0  # answers that owed nothing to a prefix we believed cached
+        self.running: dict[Lease, int] = {}  # own, where we learn: when kept, longest ago first
+        self.answers_missed_in_a_row = 0  # prompts that were cached up to the last answer only
         self.breaker = Breaker(config)
         self.probes = ProbeRow(config)
         self.recovering_since_us: int | None = None
@@ -56,13 +60,11 @@ class Belief:
         self.reported_us = 0  # when the last accepted report was counted
         self.absent_since_us: int | None = None  # the store answered, without this replica
         self.mismatch: str | None = None  # why its reports cannot be used
+        self.refused_us: int | None = None  # when one last could not even be decoded
         self.freshness = Freshness.SILENT
         self.block_bytes = config.index_block_bytes
         self._config = config
-        self._beyond_own = IDLE  # what the last report shows beyond our own peak
-        self._others = IDLE  # what the other gateways say they have here
-        self._peak = IDLE  # of our own ledger, since the last report
-        self._peak_before = IDLE  # and in the interval before it
+        self._foreign = ForeignLoad(micros(config.load_trust_s))
 
     def serves(self, model: str) -> bool:
         """Say whether ``model`` is its name, one of its aliases, or could be: it has not said."""
@@ -77,6 +79,18 @@ class Belief:
     def tells_prefill_speed(self) -> bool:
         """Whether its reports say how fast it computes prompts."""
         return self.report is not None and (self.report.prefill_tokens_per_s or 0) > 0
+
+    @property
+    def engine_block(self) -> int:
+        """Blocks of the index, rounded up, in one of the engine: it may have so many fewer."""
+        num_bytes = (self.view.kv_block_tokens or 1) * self._config.bytes_per_token
+        return ceil(num_bytes / self.block_bytes)
+
+    @property
+    def finds_answers(self) -> bool:
+        """Whether it is worth knowing what it answered, for the prompts that will hold it."""
+        is_lost = self.answers_missed_in_a_row >= ANSWERS_MISSED_IN_A_ROW_MAX
+        return self._config.index_answers and not is_lost
 
     @property
     def publishes_events(self) -> bool:
@@ -136,6 +150,7 @@ class Belief:
         self.reported_us = counted_us
         self.absent_since_us = None
         self.mismatch = mismatch_of(report)
+        self.refused_us = None
         self.view.url = report.url
         self.view.model = report.model
         self._copy_reported(report)
@@ -146,6 +161,26 @@ class Belief:
             assert report.block_bytes is not None
             self.block_bytes = report.block_bytes
         self._count_foreign(report)
+
+    def refuse(self, why: str, now_us: int) -> None:
+        """Take in that what it reports at ``now_us`` cannot be decoded."""
+        self.mismatch = why
+        self.refused_us = now_us
+        self.absent_since_us = None
+
+    def forget_reports(self) -> None:
+        """Know no more of it than of a replica that has never reported."""
+        self.report = self.mismatch = self.refused_us = self.absent_since_us = None
+        self.reported_us = 0
+        self.freshness = Freshness.SILENT
+        self.block_bytes = self._config.index_block_bytes
+        view = self.view
+        view.kv_usage = view.step_share = None
+        view.kv_pressure = pressure_of(None)
+        view.kv_blocks_used = view.kv_blocks_total = view.kv_block_tokens = None
+        view.running_requests = view.waiting_requests = view.step_tokens = None
+        self._foreign = ForeignLoad(micros(self._config.load_trust_s))
+        self._write_foreign()
 
     def set_prior(self, tokens_per_s: float) -> None:
         """Take in a prefill speed that does not come from its answers."""
@@ -168,14 +203,33 @@ class Belief:
 
     def note_own_load(self) -> None:
         """Raise the peak; called whenever our own load has grown."""
-        view, peak = self.view, self._peak
-        if view.own_requests > peak.requests or view.own_ahead_tokens > peak.ahead_tokens:
-            self._peak = _larger(peak, _own(view))
+        self._foreign.note_own(self.view)
 
     def set_others(self, others: InFlight) -> None:
         """Take in what the other gateways have under way here."""
-        if others != self._others:
-            self._others = others
+        if self._foreign.set_others(others):
+            self._write_foreign()
+
+    @property
+    def told_load(self) -> tuple[int | None, int | None]:
+        """Others' requests and tokens ahead, each None where its report does not tell."""
+        report = self.report
+        if report is None or self.freshness is Freshness.DEAD:
+            return (None, None)
+        told = self._foreign.beyond_own
+        return (
+            None if _requests_in(report) is None else told.requests,
+            None if report.waiting_prefill_tokens is None else told.ahead_tokens,
+        )
+
+    def lend_load(self, peers: InFlight) -> None:
+        """Take in what its peers have, for what its own report leaves out."""
+        requests, ahead_tokens = self.told_load
+        lent = InFlight(
+            peers.requests if requests is None else requests,
+            peers.ahead_tokens if ahead_tokens is None else ahead_tokens,
+        )
+        if self._foreign.set_beyond_own(lent):
             self._write_foreign()
 
     def age(self, now_us: int) -> bool:
@@ -188,8 +242,11 @@ class Belief:
         return True
 
     def standing(self) -> Ineligible | None:
-        """Why the replica should not be chosen, the gravest reason first; None if it may be."""
-        if self.mismatch is not None:
+        """Why the replica should not be chosen, the gravest reason first; None if it may be.
+
+        What it says of itself, its contract included, counts as long as it is believed.
+        """
+        if self.mismatch is not None and self.freshness is not Freshness.DEAD:
             return Ineligible.CONTRACT_MISMATCH
         if self.is_draining:
             return Ineligible.DRAINING
@@ -244,33 +301,30 @@ class Belief:
             return not self.publishes_events
         return self.freshness is not Freshness.DEAD
 
+    @property
+    def has_spoken(self) -> bool:
+        """Whether it has reported, in whatever words."""
+        return self.report is not None or self.refused_us is not None
+
     def _freshness(self, now_us: int) -> Freshness:
-        if self.report is None:
+        if not self.has_spoken:
             return Freshness.SILENT
         if self.absent_since_us is not None:
             return Freshness.DEAD
-        age_us = now_us - self.reported_us
+        age_us = now_us - max(self.reported_us, self.refused_us or 0)
         if age_us >= micros(self._config.report_dead_s):
             return Freshness.DEAD
         is_stale = age_us >= micros(self._config.report_stale_s)
         return Freshness.STALE if is_stale else Freshness.FRESH
 
     def _count_foreign(self, report: LoadReport) -> None:
-        own = _larger(_larger(self._peak, self._peak_before), _own(self.view))
-        known = [n for n in (report.waiting_requests, report.running_requests) if n is not None]
-        ahead_tokens = report.waiting_prefill_tokens
-        self._beyond_own = InFlight(
-            max(0, sum(known) - own.requests) if known else 0,
-            max(0, ahead_tokens - own.ahead_tokens) if ahead_tokens is not None else 0,
-        )
-        self._peak_before, self._peak = self._peak, _own(self.view)
+        requests, ahead_tokens = _requests_in(report), report.waiting_prefill_tokens
+        self._foreign.report(requests, ahead_tokens, self.view, self.reported_us)
         self._write_foreign()
 
     def _write_foreign(self) -> None:
         # A dead replica is chosen only when all are: then nothing but our own count is current.
-        foreign = _larger(self._beyond_own, self._others)
-        if self.freshness is Freshness.DEAD:
-            foreign = IDLE
+        foreign = IDLE if self.freshness is Freshness.DEAD else self._foreign.expected()
         self.view.foreign_requests = foreign.requests
         self.view.foreign_ahead_tokens = foreign.ahead_tokens
 
@@ -283,14 +337,12 @@ def mismatch_of(report: LoadReport) -> str | None:
         return None
     if report.hash_scheme != HASH_SCHEME:
         return f"hash scheme {report.hash_scheme!r}, this gateway reads {HASH_SCHEME!r}"
-    if report.block_bytes is None or report.block_bytes <= 0:
-        return f"KV events of blocks of {report.block_bytes} bytes; expected a size above 0"
+    if report.block_bytes is None or report.block_bytes <= 0 or report.block_bytes % TOKEN_BYTES:
+        return f"KV events of blocks of {report.block_bytes} bytes; expected {TOKEN_BYTES} n"
     return None
 
 
-def _own(view: ReplicaView) -> InFlight:
-    return InFlight(view.own_requests, view.own_ahead_tokens)
-
-
-def _larger(a: InFlight, b: InFlight) -> InFlight:
-    return InFlight(max(a.requests, b.requests), max(a.ahead_tokens, b.ahead_tokens))
+def _requests_in(report: LoadReport) -> int | None:
+    """Return how many requests it counts, waiting and running; None if it tells of neither."""
+    known = [n for n in (report.waiting_requests, report.running_requests) if n is not None]
+    return sum(known) if known else None

@@ -2,14 +2,16 @@
 
 A large fleet is not shown to a policy that says what it looks at: it sees one replica of those
 that are alike (``router.core.frontier``), and the request draws among these. Its choice is the
-same but for draws among equal costs.
+same but for draws among equal costs. Where replicas tell of no cache the policy draws, by the
+prompt's beginning perhaps, so that every gateway draws the same.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from router.core.frontier import Frontier
-from router.core.policy import Policy, draw
+from router.core.policy import CostPolicy, Policy, draw
 from router.core.prefix_index import PrefixIndex, slot_bit, slots_of
 from router.core.reason import Reason
 from router.core.roster import Pool
@@ -17,6 +19,9 @@ from router.core.view import ReplicaView, RouteRequest
 
 FRONTIER_REPLICAS_MIN = 16
 """In a smaller fleet it takes longer to keep the classes than to look at every replica."""
+
+SLOT_SETS_KEPT = 1_024
+"""Sets of replicas whose slots are remembered; less than 1 MB."""
 
 
 @dataclass(slots=True)
@@ -67,16 +72,19 @@ def choose(
     policy: Policy, request: RouteRequest, eligible: Sequence[ReplicaView], found: Sequence[Found]
 ) -> Choice:
     """Let the policy choose of all ``eligible``. Fills in what each has of the prompt."""
-    matched = request.matched_tokens = {
-        slot: each.tokens for each in found for slot in slots_of(each.slots)
-    }
+    matched = request.matched_tokens = {}
+    for each in found:
+        matched.update(dict.fromkeys(_slots(each.slots), each.tokens))
     if len(eligible) == 1:
         return Choice(eligible[0], Reason.ONLY_ONE)
     replica = policy.choose(request, eligible)
     if not request.prompt:
         return Choice(replica, Reason.NO_PROMPT)
-    most = max([matched.get(view.slot, 0) for view in eligible]) if matched else 0
-    return Choice(replica, _reason(matched.get(replica.slot, 0), most))
+    tokens = matched.get(replica.slot, 0)
+    most = max(matched.values(), default=0)
+    if tokens < most:  # which may be on a replica that is spared
+        most = max([matched.get(view.slot, 0) for view in eligible])
+    return Choice(replica, _reason(tokens, most))
 
 
 def choose_alike(
@@ -100,13 +108,22 @@ def choose_alike(
     tokens = matched.get(stand_in.slot, 0)
     bit = slot_bit(stand_in.slot)
     group = next((slots for slots in groups if slots & bit), rest)
-    replica = frontier.draw_alike(stand_in, group, draw(request.request_id, "alike"))
+    if not stand_in.tells_of_cache and isinstance(policy, CostPolicy):
+        replica = policy.break_tie(request, frontier.all_alike(stand_in, group))
+    else:
+        replica = frontier.draw_alike(stand_in, group, draw(request.request_id, "alike"))
     if tokens:
         matched[replica.slot] = tokens
     if not request.prompt:
         return Choice(replica, Reason.NO_PROMPT)
     most = max([each.tokens for each in found]) if found else 0
     return Choice(replica, _reason(tokens, most))
+
+
+@lru_cache(SLOT_SETS_KEPT)
+def _slots(bits: int) -> tuple[int, ...]:
+    """Return the slots of a bit set. Prompts that are alike are held by the same replicas."""
+    return tuple(slots_of(bits))
 
 
 def _reason(tokens: int, most: int) -> Reason:

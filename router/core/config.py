@@ -1,13 +1,17 @@
 """The settings of routing: the index, beliefs, leases, health, retries and the queue."""
 
 from dataclasses import dataclass
+from math import inf
 
 from contract.options import check_shares, option
+
+CENTURY_S = 100 * 365.25 * 86_400
+"""The longest time that is counted: ``inf`` seconds have no microseconds."""
 
 
 def micros(seconds: float) -> int:
     """Return ``seconds``, as settings have them, in the cores' whole microseconds."""
-    return round(seconds * 1_000_000)
+    return round(min(seconds, CENTURY_S) * 1_000_000)
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,19 @@ class RoutingConfig:
     learned_tokens_max: int = option(
         400_000, "tokens", "cache of a replica that does not report its KV capacity"
     )
+    index_answers: bool = option(
+        True,
+        "",
+        "count an answer as part of the next turn's prompt, on replicas that publish no KV events",
+    )
     prediction_ttl_s: float = option(
         30.0, "s", "how long a dispatched prompt counts as cached before a KV event confirms it"
+    )
+    load_trust_s: float = option(
+        0.2,
+        "s",
+        "age at which others' load, as last told, counts for a third beside its mean; a queue of "
+        "prompts is worked off in about that time",
     )
     report_stale_s: float = option(
         1.0,
@@ -152,7 +167,8 @@ class RoutingConfig:
         may_be_zero = {"in_flight_max", "queue_max", "retry_max", "retry_budget", "learn_rates"}
         may_be_zero |= {"max_ejected", "slow_start_s", "slow_start_share", "model_missing_s"}
         may_be_zero |= {"retry_floor_per_s", "retry_backoff_s", "retry_backoff_max_s"}
+        may_be_zero.add("index_answers")
         for name, value in vars(self).items():
-            if value < 0 or (value == 0 and name not in may_be_zero):
+            if not 0 <= value < inf or (value == 0 and name not in may_be_zero):  # NaN is not
                 least = "0 or more" if name in may_be_zero else "above 0"
-                raise ValueError(f"{name} is {value}, must be {least}")
+                raise ValueError(f"{name} is {value}, must be a number {least}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from contract.kv_events import KvEventBatch, KvSnapshot
 from contract.load_report import GatewayReport, InFlight, LoadReport
 from contract.openai_api import Usage
+from router.core.answers import LearnedAnswers
 from router.core.belief import Belief, Freshness
 from router.core.choice import (
     FRONTIER_REPLICAS_MIN,
@@ -25,7 +26,7 @@ from router.core.decision import Decision
 from router.core.explanation import Explanation, explain_choice
 from router.core.health import AttemptOutcome, BreakerState
 from router.core.kv_mirror import apply_batch, load_snapshot
-from router.core.learning import PredictionErrors, learn_from_end
+from router.core.learning import PredictionErrors, keep_running, learn_from_end
 from router.core.ledger import Lease, Ledger
 from router.core.policy import Policy
 from router.core.prefix_index import PrefixIndex
@@ -51,6 +52,7 @@ class ReplicaStatus:
     breaker: BreakerState
     is_static: bool
     is_draining: bool
+    is_recovering: bool  # in its slow start
     mismatch: str | None
     report: LoadReport | None
     report_age_us: int | None
@@ -66,6 +68,7 @@ class FleetState:
             config.index_entries_max, micros(config.prediction_ttl_s), config.index_bytes_max
         )
         self.prediction_errors = PredictionErrors()
+        self._answers = LearnedAnswers(self.index)
         self.ledger = Ledger(micros(config.lease_ttl_s), self._lease_ended)
         self._config = config
         self._roster = Roster(config, self.index)
@@ -176,10 +179,11 @@ class FleetState:
         self._roster.take_report(report, now_us - age_us, now_us)
 
     def on_mismatch(self, replica_id: str, message: str) -> None:
-        """Take in that a replica's report cannot be decoded; it gets no traffic until one can."""
+        """Take in that a replica's report cannot be decoded; while it is so it gets no traffic."""
         belief = self._roster.get(replica_id)
         if belief is not None:
-            belief.mismatch = message
+            belief.refuse(message, self._now_us)
+            belief.age(self._now_us)
             self._roster.changed()
 
     def on_reports_read(self, present: Collection[str], now_us: int) -> None:
@@ -313,13 +317,18 @@ class FleetState:
         if lease.is_probe:
             self._roster.changed()  # the others wait for what the probe says
         if request.prompt:
-            lease.chain = request.chain(belief.chain_key(request.model))
+            key = belief.chain_key(request.model)
+            lease.chain = request.chain(key)
             lease.matched_blocks = matched_blocks
             slot, chain = replica.slot, lease.chain
             used_us = self.index.expect(slot, chain, matched_blocks, now_us)
             replica.room_blocks = self.index.room(slot)
             if used_us is not None and (not was_computing or now_us - used_us >= COMPUTED_US):
                 lease.matched_last_used_us = used_us
+            if not replica.tells_of_cache:
+                if belief.finds_answers:
+                    lease.answer_place = self._answers.place_after(request, slot, key, chain)
+                keep_running(self.index, self._answers, belief, lease, now_us)
         return lease
 
     def _lease_ended(
@@ -343,7 +352,9 @@ class FleetState:
         if lease.is_stream and rates is not None and outcome is AttemptOutcome.OK:
             rates.learn(belief.rates, belief.prior_tokens_per_s, lease, now_us, usage)
         if lease.chain:
-            learn_from_end(self.index, self.prediction_errors, belief, lease, outcome, usage)
+            belief.running.pop(lease, None)
+            errors = self.prediction_errors
+            learn_from_end(self.index, self._answers, errors, belief, lease, outcome, usage)
 
     def _of_events(self, replica_id: str, message: KvEventBatch | KvSnapshot) -> Belief | None:
         """Return whose events these are, None if they are of no use: unknown, late, foreign."""
@@ -361,6 +372,7 @@ class FleetState:
             breaker=belief.breaker.state,
             is_static=belief.is_static,
             is_draining=belief.is_draining,
+            is_recovering=belief.recovering_since_us is not None,
             mismatch=belief.mismatch,
             report=belief.report,
             report_age_us=max(0, self._now_us - belief.reported_us) if has_report else None,

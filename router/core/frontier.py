@@ -93,9 +93,16 @@ class Frontier:
 
         Each is as likely as the others, whatever their order.
         """
-        place = self._places[view.slot]
-        alike = self._classes[place.kind].at_level[place.ahead_tokens] & group
+        alike = self._alike(view, group)
         return self._views[_nth_slot(alike, drawn % alike.bit_count())]
+
+    def all_alike(self, view: ReplicaView, group: int) -> list[ReplicaView]:
+        """Return those of ``group`` that ``view`` stands for."""
+        return [self._views[slot] for slot in slots_of(self._alike(view, group))]
+
+    def _alike(self, view: ReplicaView, group: int) -> int:
+        place = self._places[view.slot]
+        return self._classes[place.kind].at_level[place.ahead_tokens] & group
 
     def _take_out(self, slot: int, place: _Place) -> None:
         bit = slot_bit(slot)

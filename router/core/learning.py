@@ -1,8 +1,10 @@
 """What the end of an attempt teaches the prefix index: the engine's own word against our belief."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 from contract.openai_api import Usage
+from router.core.answers import LearnedAnswers
 from router.core.belief import Belief
 from router.core.health import AttemptOutcome
 from router.core.ledger import Lease
@@ -10,6 +12,17 @@ from router.core.prefix_index import PrefixIndex
 
 UNCACHED_IN_A_ROW_MAX = 3
 """From so many on, a replica is taken for one that does not cache prefixes at all."""
+
+KEPT_PER_SEND = 2
+"""Prompts under way that count as used again with each one that is sent to a full replica."""
+
+KEPT_EVERY_US = 1_000_000
+"""From then on a prompt under way may count as used again. No engine fills its cache in less: that
+would be 400,000 tokens a second.
+"""
+
+ROUGHNESS = 8
+"""What an engine had is known to an eighth, as a token is not as many bytes in every part."""
 
 _REFUSALS = (
     AttemptOutcome.CLIENT_ERROR,
@@ -28,8 +41,31 @@ class PredictionErrors:
     corrections: int = 0  # times that the index forgot something for it
 
 
+def keep_running(
+    index: PrefixIndex, answers: LearnedAnswers, belief: Belief, lease: Lease, now_us: int
+) -> None:
+    """Note that ``lease`` runs, and let the index keep what runs there, as an engine does.
+
+    Where the cache is full, the prompts of some that run count as used again; so all of those
+    that run for long do, as no more requests begin than end. Of an answer under way half
+    is there, as seen at any time.
+    """
+    running = belief.running
+    index.reserve(belief.view.slot, int(len(running) * answers.mean_blocks / 2))
+    if not belief.view.room_blocks:
+        for other, kept_us in list(islice(running.items(), KEPT_PER_SEND)):
+            if now_us - kept_us < KEPT_EVERY_US:
+                break
+            index.expect(belief.view.slot, other.chain, other.matched_blocks, now_us)
+            del running[other]
+            running[other] = now_us
+    if lease.chain:
+        running[lease] = now_us
+
+
 def learn_from_end(
     index: PrefixIndex,
+    answers: LearnedAnswers,
     errors: PredictionErrors,
     belief: Belief,
     lease: Lease,
@@ -41,11 +77,12 @@ def learn_from_end(
     if outcome in _REFUSALS or lost:
         index.correct(belief.view.slot, lease.chain, lease.matched_blocks)
     elif usage is not None and (cached_tokens := usage.cached_tokens) is not None:
-        _compare(index, errors, belief, lease, cached_tokens, usage.prompt_tokens)
+        _compare(index, answers, errors, belief, lease, cached_tokens, usage.prompt_tokens)
 
 
 def _compare(
     index: PrefixIndex,
+    answers: LearnedAnswers,
     errors: PredictionErrors,
     belief: Belief,
     lease: Lease,
@@ -55,8 +92,9 @@ def _compare(
     """Draw the conclusion where the engine had less cached than we believed.
 
     The prompt itself is in its cache now, so it stays believed. But a block that was gone was
-    evicted, and so, in an engine that evicts by age, was all that had been used before it. Only
-    an engine that never has anything cached loses the prompt too.
+    evicted, and so, in an engine that evicts by age, was all that had been used before it; unless
+    only the last answer was missed. Only an engine that never has anything cached loses the
+    prompt too.
     """
     if prompt_tokens <= 0:
         return  # nonsense
@@ -74,7 +112,14 @@ def _compare(
     cached_blocks = cached_tokens * len(lease.chain) // prompt_tokens
     if cached_tokens:
         belief.uncached_in_a_row = 0
-    if cached_blocks >= lease.matched_blocks - 1:  # engines cut in blocks of their own size
+    answer_at = answers.take_last(lease.chain, lease.matched_blocks)
+    if cached_blocks + belief.engine_block >= lease.matched_blocks:
+        if answer_at is not None and cached_blocks > answer_at:
+            belief.answers_missed_in_a_row = 0
+        return
+    roughly = cached_blocks // ROUGHNESS + belief.engine_block
+    if answer_at is not None and cached_blocks + roughly >= answer_at:
+        belief.answers_missed_in_a_row += 1
         return
     errors.corrections += 1
     index.forget_older(belief.view.slot, lease.matched_last_used_us)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from contract.blocks import BlockHash
 from contract.openai_api import Usage
+from router.core.answers import AnswerPlace
 from router.core.health import AttemptOutcome
 from router.core.view import ReplicaView
 
@@ -25,7 +26,7 @@ class Lease:
         *("replica", "matched_tokens", "uncached_tokens", "booked_us", "renewed_us"),
         *("first_byte_us", "is_open", "is_probe", "chain", "matched_blocks"),
         *("matched_last_used_us", "ahead_tokens", "is_stream", "num_streams", "num_chunks"),
-        *("model", "_ledger"),
+        *("model", "answer_place", "_ledger"),
     )
 
     def __init__(
@@ -41,6 +42,7 @@ class Lease:
         self.is_probe = False
         self.model: str | None = None  # as the request names it
         self.chain: Sequence[BlockHash] = ()  # the prompt in this replica's blocks
+        self.answer_place: AnswerPlace | None = None  # None where nobody needs to learn it
         self.matched_blocks = 0
         self.matched_last_used_us: int | None = None  # before this lease; None if not learned
         self.ahead_tokens = 0  # on the replica when this was booked
@@ -122,6 +124,9 @@ class Ledger:
         del self._open[lease]
         self._on_end(lease, outcome, now_us, usage)
         lease.chain = ()  # whoever keeps the lease need not keep the prompt's blocks
+        place, lease.answer_place = lease.answer_place, None
+        if place is not None and place.on_end is not None:
+            place.on_end(outcome is AttemptOutcome.OK)
         return True
 
     def expire(self, now_us: int) -> None:

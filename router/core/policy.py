@@ -15,9 +15,16 @@ from contract.options import SettingError, build_section
 from router.core.view import ReplicaView, RouteRequest
 
 __all__ = [
-    *("POLICIES", "CostPolicy", "Policy", "build_policy", "draw", "draw_one"),
-    *("draw_one_with_room", "register"),
+    *("POLICIES", "CostPolicy", "Policy", "build_policy", "draw", "draw_home"),
+    *("draw_one", "draw_one_with_room", "register"),
 ]
+
+
+HOME_PROMPTS = 4
+"""Prompts like this one by which the home's cache may be fuller than the emptiest.
+
+More would let new prompts cluster; with fewer, gateways that have sent differently disagree.
+"""
 
 
 class Policy(ABC):
@@ -44,7 +51,8 @@ class Policy(ABC):
 class CostPolicy(Policy):
     """Chooses the least cost; ties are drawn by the request id, never by list order.
 
-    In a large fleet those that are alike are drawn from before ``break_tie`` could be asked.
+    In a large fleet those that are alike and tell of their caches are drawn from before
+    ``break_tie`` could be asked.
     """
 
     unit: ClassVar[str]
@@ -81,23 +89,44 @@ def draw(request_id: str, purpose: str) -> int:
 
 def draw_one(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
     """Return the replica that this request draws: rendezvous hashing, so order does not matter."""
-    seed = draw(request.request_id, "replica")
-    digest = xxh3_64_intdigest
-    return max(
-        replicas,
-        key=lambda replica: digest(replica.replica_id.encode("utf-8", "surrogatepass"), seed),
-    )
+    return _drawn(draw(request.request_id, "replica"), replicas)
+
+
+def draw_home(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    """Return the replica that the session draws, or the prompt's beginning where none is named.
+
+    Every gateway draws the same: a conversation whose last turn another one sent stays at home.
+    """
+    if request.session_key is None and request.prefix_key is None:
+        return draw_one(request, replicas)
+    home = f"{request.prefix_key:x}" if request.session_key is None else request.session_key
+    return _drawn(draw(home, "home"), replicas)
 
 
 def draw_one_with_room(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
     """Return the one whose cache has most room, so that new prompts fill all caches alike.
 
-    Where several have, as when all are full, or where there is no prompt, the request draws.
+    Where several have, as when all are full, or where there is no prompt, the request draws. Of
+    caches that are not told of, a gateway knows only what it sent: there the home of the prompt
+    is it, of those that have almost as much room as any.
     """
     if not request.prompt:
         return draw_one(request, replicas)
     most = max([replica.room_blocks for replica in replicas])
-    return draw_one(request, [replica for replica in replicas if replica.room_blocks == most])
+    equals = [replica for replica in replicas if replica.room_blocks == most]
+    if all(replica.tells_of_cache for replica in equals):
+        return draw_one(request, equals)
+    blocks = max(map(len, request.chains.values()), default=0)
+    least = most - HOME_PROMPTS * blocks
+    return draw_home(request, [replica for replica in replicas if replica.room_blocks >= least])
+
+
+def _drawn(seed: int, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    digest = xxh3_64_intdigest
+    return max(
+        replicas,
+        key=lambda replica: digest(replica.replica_id.encode("utf-8", "surrogatepass"), seed),
+    )
 
 
 POLICIES: dict[str, type[Policy]] = {}

@@ -52,6 +52,8 @@ class _Slot:
     cache_blocks: int = 0  # what the replica's cache holds; 0: not known
     forgotten_us: int = -1  # what was not used after this goes
     is_queued: bool = False  # in the index's heap
+    epoch: int = 0  # see ``PrefixIndex.epoch``
+    reserved_blocks: int = 0  # of the cache, for what is not known here
 
 
 @dataclass(slots=True)
@@ -92,6 +94,7 @@ class PrefixIndex:
         self._dying: deque[ToldParts | Sends] = deque()  # what cleared lanes have left
         self._by_age: list[tuple[int, int]] = []  # heap: a time before the oldest send, its slot
         self._num_turns = 0  # of ``expire``
+        self._num_epochs = 0
         self._chain: Sequence[BlockHash] = ()  # the last one that was packed
         self._packed = b""
 
@@ -145,7 +148,9 @@ class PrefixIndex:
         if state is None:
             told = ToldParts(self._runs, self._open_lane(slot_bit(slot)))
             sends = self._new_sends(slot, learned_blocks_max)
-            self._slots[slot] = _Slot(told, sends, block_bytes, learned_blocks_max, cache_blocks)
+            state = _Slot(told, sends, block_bytes, learned_blocks_max, cache_blocks)
+            self._slots[slot] = state
+            self._begin_epoch(state)
             return
         learned = state.learned_blocks_max is not None
         if learned != (learned_blocks_max is not None) or state.block_bytes != block_bytes:
@@ -168,6 +173,7 @@ class PrefixIndex:
         """Forget all blocks of a replica: its cache was reset, or it is a new process."""
         self.clear_told(slot)
         state = self._slots[slot]
+        self._begin_epoch(state)
         if len(state.sends):
             self._bury(state.sends)
             state.sends = self._new_sends(slot, state.learned_blocks_max)
@@ -254,7 +260,18 @@ class PrefixIndex:
     def room(self, slot: int) -> int:
         """Return how many blocks the replica takes in before it forgets any; 0 if not known."""
         state = self._slots[slot]
-        return max(0, state.cache_blocks - state.told.num_blocks - state.sends.num_blocks)
+        known = state.told.num_blocks + state.sends.num_blocks
+        return max(0, state.cache_blocks - state.reserved_blocks - known)
+
+    def reserve(self, slot: int, num_blocks: int) -> None:
+        """Leave room for so many blocks of which nothing is known yet; at most for half."""
+        state = self._slots[slot]
+        state.reserved_blocks = min(num_blocks, (state.learned_blocks_max or 0) // 2)
+
+    def epoch(self, slot: int) -> int | None:
+        """Return a number that changes whenever the slot is cleared; None if it is closed."""
+        state = self._slots.get(slot)
+        return None if state is None else state.epoch
 
     def confirmed(self, slot: int) -> frozenset[BlockHash]:
         """Return the blocks that the replica's own events report, a copy."""
@@ -296,6 +313,10 @@ class PrefixIndex:
         bit = self._open_lane(slot_bit(slot) << 2)
         return Sends(self._runs, bit, are_predictions=learned_blocks_max is None)
 
+    def _begin_epoch(self, state: _Slot) -> None:
+        self._num_epochs += 1
+        state.epoch = self._num_epochs
+
     def _open_lane(self, first: int) -> int:
         """Return one of the two lanes from ``first`` on, and make it live: nobody is in it."""
         bit = first
@@ -331,7 +352,7 @@ class PrefixIndex:
     def _trim(self, state: _Slot, num_parts_max: int = PARTS_PER_CALL) -> None:
         """Bring the slot under its own bound and the index under the common one."""
         if state.learned_blocks_max is not None:
-            over = state.sends.num_blocks - state.learned_blocks_max
+            over = state.sends.num_blocks + state.reserved_blocks - state.learned_blocks_max
             if over > 0:
                 self.evicted_total += state.sends.evict(over, num_parts_max)
         runs = self._runs

@@ -25,7 +25,7 @@ one takes twice as long as all else at the end of its lease.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
+from math import inf, log2
 
 from contract.openai_api import Usage
 from router.core.config import RoutingConfig, micros
@@ -215,8 +215,8 @@ class Rates:
         model = lease.replica.model
         work_tokens = lease.ahead_tokens + _computed_tokens(lease, usage)
         took_us = first_us - lease.booked_us
-        if work_tokens > 0 and took_us > 0:
-            work_s = work_tokens / answer.prior
+        work_s = work_tokens / answer.prior
+        if 0 < work_s < inf and took_us > 0:  # inf: it reports next to no speed
             self._prompts.compare(model, work_s, took_us, rates.prefill, now_us)
             if work_tokens >= SPEED_TOKENS_MIN:
                 speed = work_tokens / took_us * 1e6 * rates.prefill.slowdown

@@ -7,6 +7,7 @@ that is not JSON at all is refused here.
 
 import json
 import re
+from codecs import BOM_UTF8
 from functools import lru_cache
 from math import ceil
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from contract.blocks import BlockHash, root_hash
+from contract.blocks import TOKEN_BYTES, BlockHash, root_hash
 from contract.failures import Failure
 from contract.openai_api import (
     ChatFields,
@@ -26,6 +27,7 @@ from contract.openai_api import (
     render_completion,
 )
 from router.core.config import RoutingConfig
+from router.core.dialects import DIALECTS, told_as_chat
 from router.core.view import RouteRequest
 
 CHAT_PATH = "/v1/chat/completions"
@@ -70,18 +72,23 @@ def route_request(
     is not text. On other paths the body may be anything; its model is read if it has one.
     """
     path = path.partition("?")[0]
-    if path not in (CHAT_PATH, COMPLETION_PATH):
+    body = body.removeprefix(BOM_UTF8)  # engines skip it, as json.loads() does; it is sent on
+    must_be_json = path in (CHAT_PATH, COMPLETION_PATH)
+    if not must_be_json and path not in DIALECTS:
         return _without_prompt(body, request_id, config, session_key, must_be_json=False)
     try:
-        if path == CHAT_PATH:
-            chat = decode_chat_fields(body)
-            fields: ChatFields | CompletionFields = chat
-            prompts = [render_chat(chat)] if chat.messages else [b""]
-        else:
-            fields = completion = decode_completion_fields(body)
+        if path == COMPLETION_PATH:
+            completion = decode_completion_fields(body)
+            fields: ChatFields | CompletionFields = completion
             prompts = render_completion(completion)
+            answer_at = _answer_in_completion(completion)
+        else:
+            is_chat = path == CHAT_PATH
+            fields = chat = decode_chat_fields(body) if is_chat else told_as_chat(path, body)
+            prompts = [render_chat(chat)] if chat.messages else [b""]
+            answer_at = _answer_in_chat(chat, prompts[0]) if is_chat else None
     except (msgspec.DecodeError, InvalidPromptError, UnicodeError, RecursionError):
-        return _without_prompt(body, request_id, config, session_key, must_be_json=True)
+        return _without_prompt(body, request_id, config, session_key, must_be_json=must_be_json)
     # Several prompts in one request are one unit of routing: the first stands for all.
     prompt = prompts[0]
     root = _root_of(fields.model or "", "", fields.cache_salt or "", tenant)
@@ -97,7 +104,31 @@ def route_request(
         prefix_key=prefix_key(prompt, root, config),
         session_key=session_key,
         stream=fields.stream is True,
+        num_choices=(fields.n or 1) * len(prompts),
+        answer_at=answer_at,
     )
+
+
+def _answer_in_chat(chat: ChatFields, prompt: bytes) -> int | None:
+    """Return where the text of the answer stands in the prompt of the next turn, if it will.
+
+    That is behind the assistant's header, or behind the text that it goes on from.
+    """
+    if not chat.messages:
+        return None
+    if not chat.continue_final_message:
+        return None if chat.add_generation_prompt is False else len(prompt)
+    last = chat.messages[-1]
+    if not isinstance(last.content, str) or last.tool_calls or last.tool_call_id:
+        return None
+    padding = -len(last.content.encode("utf-8", "surrogatepass")) % TOKEN_BYTES
+    return len(prompt) - padding
+
+
+def _answer_in_completion(completion: CompletionFields) -> int | None:
+    """Likewise: behind the prompt, unless it is of token ids, as the answer is text."""
+    prompt = completion.prompt
+    return len(prompt.encode("utf-8", "surrogatepass")) if isinstance(prompt, str) else None
 
 
 def prefix_key(prompt: bytes, root: BlockHash, config: RoutingConfig) -> int | None:

@@ -3,7 +3,8 @@
 The answer to the second question is kept until something changes it: a report, an ejection, a
 drain, an age. Gravest reasons yield last: replicas that push back are used when no other is left,
 then those that stopped reporting, then the ejected ones (when all are out, or more than
-``max_ejected``, all are in). Another model, draining and a contract mismatch never yield.
+``max_ejected``, all are in). Another model, draining and a contract mismatch never yield; the last
+two are a replica's own word and end with its reports.
 """
 
 from collections.abc import Collection, Iterator
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from contract.load_report import GatewayReport, InFlight, LoadReport
-from router.core.belief import IDLE, Belief
+from router.core.belief import Belief
 from router.core.config import RoutingConfig, micros
+from router.core.foreign_load import IDLE
 from router.core.frontier import Frontier
 from router.core.kv_mirror import restart
 from router.core.prefix_index import PrefixIndex, slot_bit
@@ -113,9 +115,15 @@ class Roster:
         return frontier
 
     def add_static(self, url: str, replica_id: str, model: str | None) -> ReplicaView:
-        """Add a replica by hand. The same again changes nothing; another url is a new replica."""
+        """Add a replica by hand. The same again changes nothing.
+
+        Another url is a new replica, and so is another model of one that does not report its own.
+        """
         belief = self._by_id.get(replica_id)
-        if belief is not None and belief.view.url == url:
+        is_same = belief is not None and (
+            belief.report is not None or model in (None, belief.view.model)
+        )
+        if belief is not None and belief.view.url == url and is_same:
             belief.is_static = True
             return belief.view
         if belief is not None:
@@ -155,16 +163,20 @@ class Roster:
 
     def mark_absent(self, present: Collection[str], now_us: int) -> None:
         """Take in that the store answered, with reports of ``present`` only."""
+        dead_us = micros(self._config.report_dead_s)
         forget_us = micros(self._config.report_forget_s)
         for belief in list(self):
-            if belief.report is None or belief.view.replica_id in present:
+            if not belief.has_spoken or belief.view.replica_id in present:
                 belief.absent_since_us = None
             elif belief.absent_since_us is None:
                 belief.absent_since_us = now_us
                 if belief.age(now_us):
                     self.changed()
-            elif not belief.is_static and now_us - belief.absent_since_us >= forget_us:
-                self.remove(belief.view.replica_id)
+            elif not belief.is_static:
+                if now_us - belief.absent_since_us >= forget_us:
+                    self.remove(belief.view.replica_id)
+            elif belief.mismatch is not None and now_us - belief.absent_since_us >= dead_us:
+                self._forget_reports(belief, now_us)
 
     def take_gateway_reports(self, reports: list[GatewayReport], now_us: int) -> None:
         """Take in what all other gateways have under way, in sum."""
@@ -192,6 +204,7 @@ class Roster:
             if now_us >= self._others_until_us:
                 belief.set_others(IDLE)
         self._lend_speeds()
+        self._lend_loads()
         if self.rates is not None:
             self._apply_rates(self.rates, now_us)
 
@@ -209,6 +222,22 @@ class Roster:
             if not belief.tells_prefill_speed:
                 prior = self._config.prefill_tokens_per_s
                 belief.set_prior(fastest.get(belief.view.model, prior))
+
+    def _lend_loads(self) -> None:
+        """Take a replica whose report leaves out its load for as busy as the mean of its model.
+
+        One that looked idle would get what the others are spared.
+        """
+        requests: dict[str | None, list[int]] = {}
+        ahead_tokens: dict[str | None, list[int]] = {}
+        for belief in self:
+            for told, known in zip(belief.told_load, (requests, ahead_tokens), strict=True):
+                if told is not None:
+                    known.setdefault(belief.view.model, []).append(told)
+        for belief in self:
+            if belief.report is not None and None in belief.told_load:
+                model = belief.view.model
+                belief.lend_load(InFlight(_mean(requests, model), _mean(ahead_tokens, model)))
 
     def _apply_rates(self, rates: Rates, now_us: int) -> None:
         rates.compare()
@@ -250,11 +279,25 @@ class Roster:
         self.changed()
         return successor
 
+    def _forget_reports(self, belief: Belief, now_us: int) -> None:
+        """Begin anew with one that was given by hand and no longer says what cannot be used.
+
+        It has most likely been replaced by a process that does not report. Whether that answers is
+        for its breaker and its probes to say, so they stay.
+        """
+        self._index.clear(belief.view.slot)
+        restart(belief.kv, None)
+        belief.forget_reports()
+        belief.recover(now_us)
+        self._open_slot(belief)
+        self.changed()
+
     def _open_slot(self, belief: Belief) -> None:
         slot, blocks_max = belief.view.slot, belief.learned_blocks_max
         cache_blocks = belief.view.kv_blocks_total if blocks_max is None else blocks_max
         self._index.open_slot(slot, belief.block_bytes, blocks_max, cache_blocks or 0)
         belief.view.room_blocks = self._index.room(slot)
+        belief.view.tells_of_cache = belief.publishes_events
 
     def _make_pool(self, key: str | None, tried: Collection[str] = ()) -> Pool:
         excluded: dict[str, Ineligible] = {}
@@ -300,6 +343,11 @@ def _credit(beliefs: list[Belief], model: str | None) -> dict[ChainKey, int]:
         key = belief.chain_key(model)
         credit[key] = credit.get(key, 0) | slot_bit(belief.view.slot)
     return credit
+
+
+def _mean(known: dict[str | None, list[int]], model: str | None) -> int:
+    values = known.get(model, ())
+    return sum(values) // len(values) if values else 0
 
 
 def _shape(belief: Belief) -> tuple[object, ...]:

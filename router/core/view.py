@@ -38,6 +38,7 @@ class ReplicaView:
     room_blocks: int = (
         0  # what its cache takes in before it forgets any, as last sent to; 0 if full
     )
+    tells_of_cache: bool = False  # by KV events, to all gateways; else this one learns by sending
     kv_usage: float | None = None  # 0..1 as reported, as are the next five; None: not told
     kv_pressure: float = 0.0  # usage / (1 - usage) as reported, in steps; see ``pressure_of``
     kv_blocks_used: int | None = None  # held by sequences
@@ -92,6 +93,8 @@ class RouteRequest:
     prefix_key: int | None = None
     session_key: str | None = None
     stream: bool = False
+    num_choices: int = 1  # texts that its answer consists of
+    answer_at: int | None = None  # byte of the prompt at which its answer would come again
     is_explained: bool = False  # its decisions say how they were made
     arrival_index: int = 0
     matched_tokens: dict[int, int] = field(default_factory=dict)  # slot -> tokens; absent is 0

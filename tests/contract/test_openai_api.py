@@ -121,6 +121,14 @@ def test_attachments_of_two_kinds_differ_though_they_name_the_same() -> None:
     assert len({render([{"role": "user", "content": [part]}]) for part in parts}) == 3
 
 
+@pytest.mark.parametrize("nothing", [None, []])
+def test_no_tools_are_none_however_that_is_written(nothing: list[str] | None) -> None:
+    """Clients send back an assistant's message as they got it, with a null for all it lacks."""
+    asked, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+    assert render([asked, said | {"tool_calls": nothing}], tools=nothing) == render([asked, said])
+
+
 def test_tools_stand_before_the_system_message_and_that_before_the_rest() -> None:
     messages = [{"role": "system", "content": "SYSTEM"}, {"role": "user", "content": "USER"}]
 

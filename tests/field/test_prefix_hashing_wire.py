@@ -69,6 +69,26 @@ async def test_pfx_01_turns_go_where_their_own_conversation_is() -> None:
     assert stayed >= 0.9 * 60
 
 
+@pytest.mark.parametrize(
+    ("path", "name"), [("/v1/messages", "messages"), ("/v1/responses", "input")]
+)
+async def test_pfx_01_turns_stay_together_in_other_dialects(path: str, name: str) -> None:
+    fakes = [Fake(untold, name) for name in "abcd"]
+    homes: list[set[str]] = []
+    async with fakes[0], fakes[1], fakes[2], fakes[3], gateway_of(*fakes) as gateway:
+        for number in range(8):
+            said, seen = [opening(number)], set()
+            for turn in range(4):
+                body = json.dumps({"model": "m", name: said}).encode()
+                seen.add(home_of(await gateway.ask(post(body, path=path))))
+                await gateway.rests()
+                said += [say(f"{LONG[:600]} {turn}", "assistant"), say("and then?")]
+            homes.append(seen)
+
+    assert all(len(seen) == 1 for seen in homes)
+    assert len(set.union(*homes)) > 1
+
+
 def opening(number: int) -> dict[str, Any]:
     """Return the first message of a conversation."""
     return say(f"{number} asks: {LONG}")

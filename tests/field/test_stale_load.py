@@ -4,6 +4,7 @@ Method: the fleet's beliefs and decisions as the gateway makes them, in virtual 
 """
 
 from collections import Counter
+from random import Random
 
 import pytest
 
@@ -141,3 +142,24 @@ def test_stl_10_second_gateway_sees_the_first_ones_load() -> None:
     total = [view_of(second, each).requests for each in "abcd"]
     assert sum(total) == 200
     assert max(total) <= 1.5 * min(total)
+
+
+@pytest.mark.parametrize("policy", ["prefix_load", "min_ttft"])
+def test_stl_10_talks_at_one_time_stay_put_by_whichever_gateway_they_come(policy: str) -> None:
+    """No events: what each gateway sent differs, and with it what it knows of each cache."""
+    gateways = make_fleet("abcd", policy=policy), make_fleet("abcd", policy=policy)
+    order = [talk for talk in range(40) for _ in range(10)]
+    Random(0).shuffle(order)
+    homes = [Counter[str]() for _ in range(40)]
+    for talk in order:
+        turn = homes[talk].total() + 1
+        request = make_request(f"{talk}-{turn}", chr(300 + talk) * 4 * turn)
+        request.prefix_key = talk
+        decision = gateways[turn % 2].decide(request, 0)
+        homes[talk][chosen(decision)] += 1
+        lease_of(decision).end(AttemptOutcome.OK, 0)
+
+    at_home = [max(each.values()) for each in homes]
+    assert sum(at_home) >= 0.85 * len(order)
+    talks = Counter(each.most_common(1)[0][0] for each in homes)
+    assert max(talks.values()) <= 13

@@ -29,15 +29,30 @@ STEPS = st.lists(
 )
 
 
-def large_fleet(policy: str = "prefix_load") -> FleetState:
+def large_fleet(policy: str = "prefix_load", *, is_reversed: bool = False) -> FleetState:
     fleet = make_fleet(policy=policy)
-    for number in range(NUM_REPLICAS):
+    for number in sorted(range(NUM_REPLICAS), reverse=is_reversed):
         speed = 8_000.0 if number % 5 else 3_000.0
         report = make_report(
             f"{number:03}", prefill_tokens_per_s=speed, running_requests=number % 3
         )
         fleet.on_report(report, 0, 0)
     return fleet
+
+
+def test_two_gateways_draw_one_home_for_a_prompt_where_replicas_tell_of_no_cache() -> None:
+    homes = set()
+    for number in range(20):
+        asked = []
+        for request_id, is_reversed in (("a", False), ("b", True)):
+            request = make_request(request_id, "p")
+            request.prefix_key = number
+            fleet = large_fleet(is_reversed=is_reversed)
+            asked.append(lease_of(fleet.decide(request, 1)).replica.replica_id)
+        assert asked[0] == asked[1], number
+        homes.add(asked[0])
+
+    assert len(homes) > 5
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -226,6 +226,17 @@ def test_report_that_tells_of_a_slow_replica_leaves_nothing_to_learn() -> None:
     assert drive.fleet.views()[2].view.prefill_tokens_per_s == 3_000
 
 
+@pytest.mark.parametrize("tokens_per_s", [5e-324, 1e308])
+def test_absurd_speed_in_a_report_stops_no_tick(tokens_per_s: float) -> None:
+    drive = Drive("ab")
+    drive.fleet.on_report(make_report("a", prefill_tokens_per_s=tokens_per_s), 0, 0)
+
+    for _ in range(20):
+        drive.answer()
+
+    assert drive.slowdowns() == {"a": 1, "b": 1}
+
+
 @pytest.mark.parametrize(
     ("stream", "outcome"),
     [
