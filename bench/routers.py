@@ -95,7 +95,7 @@ NGINX = Router(
 WARMROUTE = Router(
     "warmroute",
     "{python} -m warmroute router --host 127.0.0.1 --port {port} --admin-port {admin_port}"
-    " --policy prefix_load {replica_flags}",
+    " --policy prefix_load --set log.log_requests=false {replica_flags}",  # as nginx here
     "/ready",
 )
 PEERS = [

@@ -57,6 +57,7 @@ class Failure(Enum):
     )
     HEADERS_TOO_LARGE = FailureKind("headers_too_large", 431, "invalid_request_error", Fault.CLIENT)
     INTERNAL = FailureKind("internal_error", 500, "server_error", Fault.GATEWAY)
+    LOOP_DETECTED = FailureKind("loop_detected", 508, "server_error", Fault.FLEET)
     CONNECT_FAILED = FailureKind(
         "replica_connect_failed", 502, "server_error", Fault.REPLICA, retry_elsewhere=True
     )

@@ -76,6 +76,9 @@ class _Header(msgspec.Struct):
     schema: int = 0
 
 
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What bytes of a stranger may be answered with: one value can hold another a thousand deep."""
+
 encode_report = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
 _decode_report = msgspec.msgpack.Decoder(LoadReport).decode
@@ -87,7 +90,7 @@ def decode_report(data: bytes) -> LoadReport:
     """Decode one report. Raises ReportSchemaError, naming both schemas, for any other."""
     try:
         report = _decode_report(data)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         header = _peek(data)
         if header is None:
             raise ReportSchemaError(f"not a load report: {error}") from error
@@ -106,5 +109,5 @@ def decode_report(data: bytes) -> LoadReport:
 def _peek(data: bytes) -> _Header | None:
     try:
         return _decode_header(data)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None

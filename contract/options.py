@@ -125,7 +125,7 @@ def _scalar(hint: Any, raw: Any, where: str) -> Any:
         if not isinstance(raw, str):
             raise SettingError(f"{where} is {raw!r}, expected text")
         return raw
-    if isinstance(raw, bool) or (hint is int and isinstance(raw, float) and raw != int(raw)):
+    if isinstance(raw, bool) or (hint is int and isinstance(raw, float) and not raw.is_integer()):
         raise SettingError(f"{where} is {raw!r}, expected {_type_name(hint)}")
     try:
         return hint(raw)

@@ -3,7 +3,8 @@
     default < TOML file < environment < flag
 
 A file has a table per section, ``[policy]`` with ``name`` and a table per policy, and
-``replicas``: a list of URLs, or tables ``[[replicas]]`` with ``url``, ``id`` and ``model``.
+``replicas``: a list of URLs, or tables ``[[replicas]]`` with ``url``, ``id`` and ``model``. Here,
+and nowhere else, a URL may be ``unix:///path/of/socket``.
 Anything unknown or impossible stops the start: SettingError says what was found and is known.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import ip_network
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +74,9 @@ class AdminConfig:
         for pattern in self.replica_hosts_allowed:
             if "/" in pattern:
                 ip_network(pattern, strict=False)
-        if self.models_interval_s <= 0 or self.models_timeout_s <= 0:
-            raise ValueError("models_interval_s and models_timeout_s must be above 0")
+        for name in ("models_interval_s", "models_timeout_s"):
+            if not 0 < getattr(self, name) < inf:  # NaN is not
+                raise ValueError(f"{name} is {getattr(self, name)}, must be a number above 0")
 
 
 class LogLevel(Enum):
@@ -90,7 +93,7 @@ class LogConfig:
     """`[log]`. One JSON object a line, on standard error."""
 
     log_level: LogLevel = option(LogLevel.INFO, "", "least grave entry that is written")
-    log_requests: bool = option(False, "", "write one line per request when it has ended")
+    log_requests: bool = option(True, "", "write one line per request when it has ended")
 
 
 SECTIONS: dict[str, type] = {
@@ -261,7 +264,7 @@ class _Layers:
                 raise SettingError(f"[policy] has no setting {key!r}; known: {known}")
 
     def _choose_policy(self, name: Any, origin: Origin) -> None:
-        if name not in POLICIES:
+        if not isinstance(name, str) or name not in POLICIES:
             raise SettingError(f"no policy {name!r}; known: {', '.join(sorted(POLICIES))}")
         self._policy_name = name
         self.origins["policy.name"] = origin
@@ -291,7 +294,9 @@ def _replicas(entries: Sequence[Any]) -> Iterator[ReplicaEntry]:
     names: set[str] = set()
     for number, entry in enumerate(entries, start=1):
         replica = read_entry(
-            {"url": entry} if isinstance(entry, str) else entry, f"replica {number}"
+            {"url": entry} if isinstance(entry, str) else entry,
+            f"replica {number}",
+            may_be_socket=True,
         )
         name = replica.replica_id or replica.url
         if name in names:

@@ -14,11 +14,15 @@ import msgspec
 
 from router.core.fleet import FleetState
 from router.replica_entry import TEXT_LENGTH_MAX
+from router.replica_http import answer_to_get
 
 ANSWER_BYTES_MAX = 1024 * 1024
 MODELS_MAX = 64
 AT_ONCE_MAX = 32
 """Replicas asked at the same time."""
+
+NEW_AFTER_S = 0.2
+"""How soon a replica that has come is asked for the first time."""
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,7 @@ class Discovery:
         self._interval_s = interval_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._complaints: dict[str, str] = {}  # as logged, by replica id
+        self._asked: set[str] = set()
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -61,10 +66,14 @@ class Discovery:
         async with aiohttp.ClientSession(connector=connector, timeout=self._timeout) as session:
             while True:
                 await self.ask_all(session)
-                await asyncio.sleep(self._interval_s)
+                left_s = self._interval_s
+                while left_s > 0:
+                    await asyncio.sleep(min(left_s, NEW_AFTER_S))
+                    left_s -= NEW_AFTER_S
+                    await self.ask_all(session, only_new=True)
 
-    async def ask_all(self, session: aiohttp.ClientSession) -> None:
-        """Ask every replica that has never reported, once."""
+    async def ask_all(self, session: aiohttp.ClientSession, *, only_new: bool = False) -> None:
+        """Ask every replica that has never reported, once; perhaps only if it was never asked."""
         silent = {
             status.view.replica_id: status.view.url
             for status in self._fleet.views()
@@ -72,6 +81,8 @@ class Discovery:
         }
         for gone in self._complaints.keys() - silent.keys():
             del self._complaints[gone]
+        asked = self._asked & silent.keys() if only_new else set()
+        self._asked = set(silent)
         places = asyncio.Semaphore(AT_ONCE_MAX)  # the time-out must not run while one waits
 
         async def ask(replica_id: str, url: str) -> None:
@@ -80,14 +91,15 @@ class Discovery:
 
         async with asyncio.TaskGroup() as asking:
             for replica_id, url in silent.items():
-                asking.create_task(ask(replica_id, url))
+                if replica_id not in asked:
+                    asking.create_task(ask(replica_id, url))
 
     async def _ask(self, session: aiohttp.ClientSession, replica_id: str, url: str) -> None:
         try:
             names = await self._model_names(session, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._complain(replica_id, f"did not answer ({type(error).__name__})")
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._complain(replica_id, f"answered with no list of models ({error})")
         else:
             self._complaints.pop(replica_id, None)
@@ -96,11 +108,9 @@ class Discovery:
     async def _model_names(self, session: aiohttp.ClientSession, url: str) -> Sequence[str]:
         """Return the names that a replica lists. Raises ValueError for any other answer."""
         key = self._authorization()
-        get = session.get(
-            f"{url}/v1/models",
-            allow_redirects=False,
-            headers={"Authorization": key} if key else None,
-            ssl=self._tls() if url.startswith("https:") else True,
+        headers = {"Authorization": key} if key else None
+        get = answer_to_get(
+            session, url, "/v1/models", timeout=self._timeout, tls=self._tls, headers=headers
         )
         async with get as response:
             if response.status != 200:

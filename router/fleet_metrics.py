@@ -1,4 +1,4 @@
-"""Metrics read at the scrape from what others keep: the fleet, the store's loops, the lag."""
+"""Metrics read at the scrape from what others keep: fleet, store, event loop and data plane."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,6 +8,7 @@ from router.core.belief import Freshness
 from router.core.fleet import FleetState, ReplicaStatus
 from router.core.health import BreakerState
 from router.core.reason import Ineligible
+from router.gateway.data_plane import DataPlaneStats
 from router.loop_lag import LoopLag
 from router.metric_table import ROWS, Kind
 from router.store.seam import StoreFault, StoreState
@@ -62,7 +63,7 @@ _PER_REPLICA = (
     *("in_flight_requests", "foreign_requests", "ahead_tokens", "waiting_requests"),
     *("running_requests", "kv_usage_ratio", "report_age_seconds", "believed_blocks"),
     *("prefill_tokens_per_s", "prefill_slowdown_ratio", "decode_slowdown_ratio", "token_seconds"),
-    *("eligible", "ejected", "draining"),
+    *("eligible", "ejected", "recovering", "mismatched", "draining"),
 )
 
 
@@ -98,6 +99,10 @@ def _value(status: ReplicaStatus, field: str) -> float | None:
             return status.standing is None
         case "ejected":
             return status.standing is Ineligible.EJECTED
+        case "mismatched":
+            return status.standing is Ineligible.CONTRACT_MISMATCH
+        case "recovering":
+            return status.is_recovering
     assert field == "draining"
     return status.is_draining
 
@@ -119,7 +124,20 @@ def store_families(sync: FleetSync) -> Iterator[Metric]:
         yield family(name, [((), total)])
 
 
-def lag_families(lag: LoopLag) -> Iterator[Metric]:
-    """Yield the lag of the event loop."""
+def loop_families(lag: LoopLag) -> Iterator[Metric]:
+    """Yield how late the event loop is, and how much is going on in it."""
     rows = [(("ewma",), lag.ewma_s), (("max",), lag.max_s)]
     yield family("warmroute_event_loop_lag_seconds", rows)
+    yield family("warmroute_event_loop_tasks", [((), lag.num_tasks)])
+
+
+def plane_families(stats: DataPlaneStats) -> Iterator[Metric]:
+    """Yield what the data plane holds now, and whom it did not let in."""
+    for name, value in (
+        ("warmroute_queued_requests", stats.queued),
+        ("warmroute_client_connections", stats.clients),
+        ("warmroute_buffered_bytes", stats.buffered_bytes),
+    ):
+        yield family(name, [((), value)])
+    refused = ((("limit",), stats.turned_away), (("tls",), stats.handshakes_failed))
+    yield family("warmroute_connections_refused_total", refused)

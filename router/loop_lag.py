@@ -15,6 +15,12 @@ class LoopLag:
         self._worst_s = 0.0
         self._worst_before_s = 0.0
         self._turned_s = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks of the loop that is measured, the measuring one included; 0 before it began."""
+        return 0 if self._loop is None else len(asyncio.all_tasks(self._loop))
 
     @property
     def max_s(self) -> float:
@@ -34,7 +40,7 @@ class LoopLag:
 
     async def run(self) -> None:
         """Sample until cancelled."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + INTERVAL_S
             await asyncio.sleep(INTERVAL_S)

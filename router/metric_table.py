@@ -39,6 +39,16 @@ METRICS: tuple[MetricRow, ...] = (
     ),
     MetricRow("warmroute_in_flight_requests", G, (), "requests", "received and not yet ended"),
     MetricRow("warmroute_queued_requests", G, (), "requests", "waiting for a replica's slot"),
+    MetricRow("warmroute_client_connections", G, (), "connections", "open, of clients"),
+    MetricRow(
+        *("warmroute_connections_refused_total", C, ("reason",), "connections"),
+        "of clients, closed before any request: limit beyond connections_max; tls for want of a "
+        "session, as a check that only connects has none either",
+    ),
+    MetricRow(
+        *("warmroute_buffered_bytes", G, (), "bytes"),
+        "of request bodies that are held; see [gateway] buffered_bytes_max",
+    ),
     MetricRow(
         *("warmroute_ttft_seconds", H, _MODEL, "s"),
         "streams: from the request's last byte to the first token towards the client",
@@ -170,6 +180,11 @@ METRICS: tuple[MetricRow, ...] = (
         *("warmroute_replica_eligible", G, _REPLICA, ""), "1 if it may be chosen, as it stands"
     ),
     MetricRow("warmroute_replica_ejected", G, _REPLICA, "", "1 while its breaker keeps it out"),
+    MetricRow("warmroute_replica_recovering", G, _REPLICA, "", "1 during its slow start"),
+    MetricRow(
+        *("warmroute_replica_mismatched", G, _REPLICA, ""),
+        "1 while its reports cannot be used: another schema, hash scheme or none that is read",
+    ),
     MetricRow("warmroute_replica_draining", G, _REPLICA, "", "1 while it takes nothing new"),
     MetricRow(
         *("warmroute_replica_breaker_state", G, ("replica", "state"), ""),
@@ -235,6 +250,11 @@ METRICS: tuple[MetricRow, ...] = (
         *("warmroute_event_loop_lag_seconds", G, ("statistic",), "s"),
         "how late a timer fires: ewma, and max over the last 10 to 20 s",
     ),
+    MetricRow(
+        *("warmroute_admin_keys_refused_total", C, (), "requests"),
+        "to the admin port, without a key that it knows",
+    ),
+    MetricRow("warmroute_event_loop_tasks", G, (), "tasks", "of the event loop, at the scrape"),
     MetricRow(
         *("warmroute_cpu_seconds_total", C, (), "CPU s"),
         "of this process; its event loop cannot use more than one core",

@@ -9,7 +9,7 @@ import platform
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,7 +21,15 @@ from router.core.fleet import FleetState
 from router.core.probing import ProbeResult
 from router.core.reason import NotResumed, Outcome, Reason
 from router.core.record import ExchangeRecord
-from router.fleet_metrics import family, fleet_families, lag_families, store_families
+from router.fleet_metrics import (
+    family,
+    fleet_families,
+    loop_families,
+    plane_families,
+    store_families,
+)
+from router.gateway.data_plane import DataPlaneStats
+from router.histogram import Histogram
 from router.loop_lag import LoopLag
 from router.metric_table import MetricRow, metric_rows
 from router.store.sync import FleetSync
@@ -61,32 +69,6 @@ _RETRY_REASONS = (
 _RESUME_REASONS = (
     *(failure.kind.code for failure in Failure if failure.kind.fault is Fault.REPLICA),
 )
-
-
-class Histogram:
-    """Counts durations; a list and a binary search, about a fifth of the library's cost."""
-
-    __slots__ = ("bounds_us", "counts", "names", "sum_us")
-
-    def __init__(self, bounds_s: Sequence[float]) -> None:
-        self.names = [*map(str, bounds_s), "+Inf"]
-        self.bounds_us = [round(bound * 1e6) for bound in bounds_s]
-        self.counts = [0] * len(self.names)
-        self.sum_us = 0
-
-    def observe_us(self, duration_us: int) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(self.bounds_us, duration_us)] += 1
-        self.sum_us += duration_us
-
-    def add_to(self, metric: Metric, labels: dict[str, str]) -> None:
-        """Write the cumulated buckets, in seconds."""
-        total = 0
-        for name, count in zip(self.names, self.counts, strict=True):
-            total += count
-            metric.add_sample(f"{metric.name}_bucket", labels | {"le": name}, total)
-        metric.add_sample(f"{metric.name}_count", labels, total)
-        metric.add_sample(f"{metric.name}_sum", labels, self.sum_us / 1e6)
 
 
 class _OfModel:
@@ -139,21 +121,26 @@ class RouterMetrics:
         self._fleet: FleetState | None = None
         self._sync: FleetSync | None = None
         self._lag: LoopLag | None = None
-        self._num_queued: Callable[[], int] = int  # zero
+        self._admin_keys_refused = 0
+        self._stats: Callable[[], DataPlaneStats] | None = None
 
     def attach(
         self,
         fleet: FleetState,
         sync: FleetSync | None = None,
         lag: LoopLag | None = None,
-        num_queued: Callable[[], int] = int,
+        stats: Callable[[], DataPlaneStats] | None = None,
     ) -> None:
         """Read these at every scrape, and know the fleet's model names from now on."""
-        self._fleet, self._sync, self._lag, self._num_queued = fleet, sync, lag, num_queued
+        self._fleet, self._sync, self._lag, self._stats = fleet, sync, lag, stats
 
     def config_refused(self) -> None:
         """Count a reload that changed nothing because something was wrong."""
         self._config_refusals += 1
+
+    def admin_key_refused(self) -> None:
+        """Count a request to the admin port without a key that it knows."""
+        self._admin_keys_refused += 1
 
     def exchange_started(self) -> None:
         """Count a request in flight; ``exchange_ended`` must follow."""
@@ -290,7 +277,9 @@ class RouterMetrics:
         if self._sync is not None:
             yield from store_families(self._sync)
         if self._lag is not None:
-            yield from lag_families(self._lag)
+            yield from loop_families(self._lag)
+        if self._stats is not None:
+            yield from plane_families(self._stats())
         yield family("warmroute_cpu_seconds_total", [((), time.process_time())])
         policy = "" if self._fleet is None else self._fleet.policy.name
         labels = (_version(), policy, platform.python_version())
@@ -356,7 +345,6 @@ class RouterMetrics:
         )
         for name, value in (
             ("warmroute_in_flight_requests", self._in_flight),
-            ("warmroute_queued_requests", self._num_queued()),
             ("warmroute_client_disconnects_total", total(Outcome.CLIENT_LEFT)),
             ("warmroute_broken_answers_total", total(Outcome.BROKEN)),
             ("warmroute_odd_usage_total", self._odd_usage),
@@ -364,6 +352,7 @@ class RouterMetrics:
             ("warmroute_answer_bytes_total", self._answer_bytes),
             ("warmroute_config_generation", self.config_generation),
             ("warmroute_config_refused_total", self._config_refusals),
+            ("warmroute_admin_keys_refused_total", self._admin_keys_refused),
         ):
             yield family(name, [((), value)])
 

@@ -15,6 +15,7 @@ from router.core.fleet import FleetState
 from router.core.probing import ProbeResult
 from router.gateway.config import GatewayConfig
 from router.metrics import RouterMetrics
+from router.replica_http import answer_to_get
 
 AT_ONCE_MAX = 32
 """Replicas asked at the same time."""
@@ -69,12 +70,8 @@ class Prober:
 
     async def _probe(self, session: aiohttp.ClientSession, url: str) -> ProbeResult:
         config = self._config()
-        get = session.get(
-            url.rstrip("/") + config.probe_path,
-            allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=config.probe_timeout_s),
-            ssl=self._tls() if url.startswith("https:") else True,
-        )
+        timeout = aiohttp.ClientTimeout(total=config.probe_timeout_s)
+        get = answer_to_get(session, url, config.probe_path, timeout=timeout, tls=self._tls)
         try:
             async with get as response:
                 return ProbeResult.FAILED if response.status >= 500 else ProbeResult.ANSWERED

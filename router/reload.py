@@ -1,6 +1,7 @@
 """The settings in force, and the taking in of changed ones while requests run: all, or none.
 
-    1. read     the file, the environment, the flags, and every file that these name, on a thread
+    1. read     the file, the environment, the flags, and every file that these name, on a thread;
+                the settings twice, for a file that is just being written may look whole
     2. compare  what differs and needs a restart is refused, by its name
     3. take     in one turn of the event loop; nothing in it can fail
 
@@ -9,6 +10,7 @@ A step that fails leaves everything as it was; the reason is in the answer, the 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,11 @@ NEEDS_RESTART = frozenset(
 """Settings that are read once, beside those of ``SECTIONS_NEED_RESTART``."""
 
 SECTIONS_NEED_RESTART = frozenset({"routing", "store"})
+
+SETTLED_S = 0.05
+"""How long settings must read the same: a file that is just being written may lack its replicas."""
+
+READINGS_MAX = 20
 
 Reread = Callable[[], RouterConfig]
 """Reads all settings again from where they came. Raises SettingError."""
@@ -88,7 +95,14 @@ class LiveSettings:
     def _read(self) -> Settings:
         if self._reread is None:
             raise SettingError("this gateway was started in a way that cannot be repeated")
-        return Settings.read(self._reread())
+        before: RouterConfig | None = None
+        for _ in range(READINGS_MAX):
+            config = self._reread()
+            if config == before:
+                return Settings.read(config)
+            before = config
+            time.sleep(SETTLED_S)
+        raise SettingError("they change while they are read; try again when they are written")
 
 
 def take_replicas(

@@ -15,8 +15,15 @@ from contract.options import SettingError
 TEXT_LENGTH_MAX = 512
 """Of an id, a URL or a model's name: they become labels, headers and log lines."""
 
+SOCKET_PATH_BYTES_MAX = 107
+"""Of a Unix socket: what the kernel takes (unix(7), sun_path)."""
+
+NAMELESS = "localhost"
+"""The Host that a replica at a path is asked for."""
+
 _KNOWN = ("url", "id", "model")
 _EXPECTED = "expected http://host:port or https://host"
+_EXPECTED_PATH = "expected unix:///path/of/socket"
 
 
 @dataclass(frozen=True)
@@ -28,8 +35,11 @@ class ReplicaEntry:
     model: str | None = None
 
 
-def read_entry(fields: Any, where: str = "replica") -> ReplicaEntry:
-    """Check ``url``, ``id`` and ``model``; the last two may be missing. Raises SettingError."""
+def read_entry(fields: Any, where: str = "replica", *, may_be_socket: bool = False) -> ReplicaEntry:
+    """Check ``url``, ``id`` and ``model``; the last two may be missing. Raises SettingError.
+
+    ``may_be_socket``: whoever names it may have the gateway open files of this machine.
+    """
     if not isinstance(fields, Mapping):
         kind = type(fields).__name__
         raise SettingError(f"{where} is a {kind}, expected a URL or an object with 'url'")
@@ -41,7 +51,8 @@ def read_entry(fields: Any, where: str = "replica") -> ReplicaEntry:
     url = fields.get("url")
     if not url:
         raise SettingError(f"{where} has no url, {_EXPECTED}")
-    complaint = url_complaint(url)
+    is_socket = may_be_socket and url.startswith("unix:")
+    complaint = _socket_complaint(url) if is_socket else url_complaint(url)
     if complaint is not None:
         raise SettingError(f"{where} {complaint}")
     return ReplicaEntry(url.rstrip("/"), fields.get("id") or None, fields.get("model") or None)
@@ -66,6 +77,21 @@ def url_complaint(url: str) -> str | None:
         return f"has a url with a user or a password, {_EXPECTED}"
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         return f"has a url with more than host and port, {_EXPECTED}"
+    return None
+
+
+def socket_path(url: str) -> str | None:
+    """Return the path of a ``unix:`` URL, None for any other."""
+    return url.removeprefix("unix://") if url.startswith("unix:///") else None
+
+
+def _socket_complaint(url: str) -> str | None:
+    path = socket_path(url)
+    if path is None or path.endswith("/") or "?" in path or "#" in path:
+        return f"has a unix url without the whole path of a socket, {_EXPECTED_PATH}"
+    num_bytes = len(path.encode())
+    if num_bytes > SOCKET_PATH_BYTES_MAX:
+        return f"has a socket's path of {num_bytes} bytes, at most {SOCKET_PATH_BYTES_MAX}"
     return None
 
 

@@ -50,6 +50,10 @@ EXIT_CANNOT_START = 3
 RESTART_PAUSE_S = 1.0
 ADMIN_CLOSING_S = 1.0
 STORE_CLOSING_S = 2.0
+GC_THRESHOLDS = (10_000, 5, 5)
+"""Requests leave no cycles behind, but those under way are more objects than Python's 700: they
+would be looked through again and again.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +121,7 @@ async def serve(config: RouterConfig, reread: Reread | None = None) -> int:
     # A full collection of what the imports made stops the loop for 50 ms, and finds nothing there.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     return await run_gateway(gateway, signals, _announce)
 
 
@@ -149,7 +154,7 @@ def build_gateway(config: RouterConfig, reread: Reread | None = None) -> Gateway
         authorization=lambda: settings.now.config.gateway.upstream_authorization,
     )
     lag = LoopLag()
-    metrics.attach(fleet, sync, lag, lambda: plane.stats().queued)
+    metrics.attach(fleet, sync, lag, plane.stats)
     context = plane.context
     prober = Prober(fleet, metrics, lambda: context.config, clock_us, context.pools.tls)
     gateway = Gateway(config, fleet, metrics, plane, store, sync, discovery, prober, lag, settings)

@@ -258,8 +258,8 @@ name or an impossible value stops the start with exit status 3 and says what was
 known. `warmroute config --config FILE` prints every effective value and where it came from.
 
 Beside the sections, `replicas` is a list of URLs (or tables `[[replicas]]` with `url`, `id` and
-`model`) of engines that do not report in Redis, and `[policy]` has `name` and a table for each
-policy (see policies.md).
+`model`) of engines that do not report in Redis; a URL is `http://`, `https://` or, here only,
+`unix:///path/of/socket`. `[policy]` has `name` and a table for each policy (see policies.md).
 
 ## The gateway: `warmroute router`
 """

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
+from os.path import isfile
 from pathlib import Path
 
 from contract.options import OptionRow, SettingError, build_section, option_rows
@@ -64,7 +65,8 @@ def parse_workload(text: str) -> WorkloadSpec:
     name, colon, path = head.partition(":")
     entry = ENTRIES.get(name)
     if entry is None:
-        raise SettingError(f"workload {name!r} is unknown; known: {', '.join(ENTRIES)}")
+        hint = f"; a file needs its format, as in mooncake:{head}" if isfile(head) else ""
+        raise SettingError(f"workload {name!r} is unknown; known: {', '.join(ENTRIES)}{hint}")
     if entry.needs is Needs.NOTHING and colon:
         raise SettingError(f"workload {name!r} takes no file, found {path!r}")
     if entry.needs is not Needs.NOTHING and not path:

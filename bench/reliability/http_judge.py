@@ -26,7 +26,7 @@ _NOT_PASSED_ON = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"http2-settings", b"host"}
     | {b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"content-length"}
     | {b"transfer-encoding", b"x-warmroute-replica", b"x-warmroute-matched-tokens", b"expect"}
-    | {b"x-request-id", b"x-session-id", b"x-warmroute-timeout-ms"}
+    | {b"x-request-id", b"x-session-id", b"x-warmroute-timeout-ms", b"via"}
 )
 _CORS = (b"access-control-allow-", b"access-control-expose-", b"vary")
 _OWN_EVENT = b'data: {"error":'

@@ -42,7 +42,6 @@ GATEWAY_SETTINGS: Mapping[str, object] = {
     # It limits on purpose what is to be counted here: requests that could have been saved.
     "routing.retry_budget": 1.0,
     "routing.retry_floor_per_s": 1000.0,
-    "log.log_requests": True,  # for complaints
 }
 
 

@@ -25,10 +25,17 @@ from router.gateway.cors import without_cors
 from router.gateway.http_head import RequestHead
 from router.gateway.limits import NEVER_US
 from router.gateway.local_answer import error_answer, error_event, request_id_line
-from router.gateway.outgoing import later_id_line, outgoing_head, without_id
+from router.gateway.outgoing import later_id_line, outgoing_head, own_location, without_id
 from router.gateway.relay import Relay
 from router.gateway.resume import Resume, judge_break, judge_failure, resume_of
 from router.gateway.verdict import ENGINE_PATHS, Refusal, public_name, refusal_of
+
+# To look a member up is a call of its own (until Python 3.12); these are needed every time.
+_DECIDED, _FAILED, _INTERRUPTED = Event.DECIDED, State.FAILED, State.INTERRUPTED
+_REFUSED = Outcome.REFUSED
+
+
+_REDIRECTS = range(HTTPStatus.MULTIPLE_CHOICES, HTTPStatus.BAD_REQUEST)
 
 
 class Actions(ABC):
@@ -47,6 +54,7 @@ class Actions(ABC):
     _resume: Resume | NotResumed | None = None  # of a stream under way
     _refusal: Refusal | None = None  # what to say if nothing can be saved
     _is_refused = False  # it was said
+    _tried: tuple[str, ...] = ()  # replicas
     _closes = False
 
     def __init__(
@@ -68,11 +76,10 @@ class Actions(ABC):
         self.received_us = now_us = context.clock_us()
         # As if it were refused at once; written on until the end. ``path`` is of a closed list.
         self._record = ExchangeRecord(
-            *(self._request_id, path, Outcome.REFUSED, 0, now_us, now_us),
+            *(self._request_id, path, _REFUSED, 0, now_us, now_us),
             policy=context.policy,
             body_bytes=len(body),
         )
-        self._tried: set[str] = set()
 
     def _set_limits(self, model: str | None) -> None:
         """Raises BadRequestError for a limit of the client's own that cannot be read."""
@@ -125,6 +132,11 @@ class Actions(ABC):
         """The request's path, of a closed list."""
         return self._record.path
 
+    @property
+    def num_choices(self) -> int:
+        """How many texts the answer consists of; each of them has a finish."""
+        return 1 if self._request is None else self._request.num_choices
+
     # ---- what the gateway and the client's connection call
 
     def on_placed(self, decision: Decision) -> None:
@@ -154,7 +166,7 @@ class Actions(ABC):
             return
         attempt = self._attempt
         attempt.renew_lease()
-        if now_us < attempt.deadline_us:
+        if not attempt.is_late(now_us):
             return
         if self.state in (State.SENT, State.HEAD, State.RESENT):
             detail = "no byte of an answer in time"
@@ -187,8 +199,8 @@ class Actions(ABC):
             self._record.attempts += 1
             attempt = Attempt(self._context, self, decision, self._limits, now_us)
             self._attempt = attempt
-            self._tried.add(attempt.replica_id)
-            self.on(Event.DECIDED)
+            self._tried += (attempt.replica_id,)
+            self.on(_DECIDED)
         elif decision.reason is Reason.QUEUED:
             self._queue_up()
         else:
@@ -242,12 +254,14 @@ class Actions(ABC):
         if self._num_sent > 1 and attempt.answer.has_request_id:
             attempt.answer = without_id(attempt.answer)
         self._record.status = attempt.answer.status
+        if attempt.answer.status in _REDIRECTS:
+            attempt.answer = own_location(attempt.answer, attempt.address)
         line = b"" if attempt.answer.has_request_id else self._id_line
         if self._head.answer_lines:
             line += self._head.answer_lines
             attempt.answer = replace(attempt.answer, lines=without_cors(attempt.answer.lines))
         client = self._client
-        relay = Relay(client.write, closes=client.closes, is_http_1_0=self._head.is_http_1_0)
+        relay = Relay(client.writer(), closes=client.closes, is_http_1_0=self._head.is_http_1_0)
         splice = None
         if self._context.resumes:
             resume = self._resume = resume_of(
@@ -273,9 +287,9 @@ class Actions(ABC):
         attempt = self._attempt
         if row.attempt is None:
             verdict = attempt.judge()
-            if row.state is State.FAILED:
+            if row.state is _FAILED:
                 self._kept = attempt
-            if row.state is not State.INTERRUPTED:
+            if row.state is not _INTERRUPTED:
                 self._record.detail = verdict.detail
         attempt.release(row.attempt)
 

@@ -7,6 +7,7 @@ another origin asks a browser to make.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,7 +31,6 @@ SMALL_BODY_BYTES_MAX = 64 * 1024
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _encode = msgspec.json.Encoder().encode
-_REPORTS = (Freshness.FRESH, Freshness.STALE)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def admin_app(parts: AdminParts) -> web.Application:
     """Return the application; ``GET /`` lists its routes."""
     handlers = _Handlers(parts)
     app = web.Application(
-        middlewares=[_errors_as_json, _keys_only(parts.settings), _own_origin_only],
+        middlewares=[_errors_as_json, _keys_only(parts), _own_origin_only(parts)],
         client_max_size=parts.settings.now.config.gateway.max_body_bytes,
     )
     app.add_routes(
@@ -151,7 +151,7 @@ class _Handlers:
         replica_id = entry.replica_id or entry.url
         statuses = self._fleet.views()
         known = _find(statuses, replica_id)
-        if known is not None and known.freshness in _REPORTS:
+        if known is not None and _reports(known):
             message = f"replica {replica_id!r} is known by its own reports; it cannot be replaced"
             raise AdminError(409, message, Failure.INVALID_REQUEST)
         config = self._parts.settings.now.config
@@ -173,7 +173,7 @@ class _Handlers:
 
     async def remove(self, request: web.Request) -> web.Response:
         status = self._named(request)
-        if status.freshness in _REPORTS:
+        if _reports(status):
             message = "it reports and would be back at once; drain it, or stop the replica"
             raise AdminError(409, message, Failure.INVALID_REQUEST)
         self._fleet.remove(status.view.replica_id)
@@ -216,6 +216,11 @@ class _Handlers:
         return status
 
 
+def _reports(status: ReplicaStatus) -> bool:
+    """Say whether it would be back by its own word: what cannot be decoded brings nobody back."""
+    return status.report is not None and status.freshness is not Freshness.DEAD
+
+
 def _find(statuses: list[ReplicaStatus], replica_id: str) -> ReplicaStatus | None:
     return next((status for status in statuses if status.view.replica_id == replica_id), None)
 
@@ -229,6 +234,7 @@ def _status(status: ReplicaStatus) -> dict[str, Any]:
         "model": view.model,
         "standing": "eligible" if status.standing is None else status.standing.value,
         "draining": status.is_draining,
+        "recovering": status.is_recovering,
         "breaker": status.breaker.value,
         "freshness": status.freshness.value,
         "static": status.is_static,
@@ -269,18 +275,19 @@ async def _json_body(request: web.Request) -> Any:
 _OPEN = ("/health", "/dashboard")  # the page itself shows nothing: it asks for a key
 
 
-def _keys_only(settings: LiveSettings) -> Middleware:
+def _keys_only(parts: AdminParts) -> Middleware:
     """Refuse whoever has no key, where there are keys. Probes of the process's health need none."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        keys = settings.now.admin_keys
+        keys = parts.settings.now.admin_keys
         if keys is not None and request.path not in _OPEN:
             offered = (
                 bearer_token(request.headers.get("Authorization", "").encode()),
                 request.headers.get("x-api-key", "").encode(),
             )
             if not keys.allow(key for key in offered if key):
+                parts.metrics.admin_key_refused()
                 message = "this port needs a key: 'Authorization: Bearer KEY'"
                 raise AdminError(401, message, Failure.INVALID_API_KEY)
         return await handler(request)
@@ -288,14 +295,32 @@ def _keys_only(settings: LiveSettings) -> Middleware:
     return check
 
 
-@web.middleware
-async def _own_origin_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a change that a page of another origin makes a browser send (CSRF)."""
-    origin = request.headers.get("Origin")
-    is_foreign = origin is not None and urlsplit(origin).netloc != request.host
-    if request.method not in ("GET", "HEAD") and is_foreign:
-        raise AdminError(403, "changes from another origin are refused", Failure.INVALID_REQUEST)
-    return await handler(request)
+def _own_origin_only(parts: AdminParts) -> Middleware:
+    """Refuse a change that a page of another origin makes a browser send (CSRF).
+
+    Without keys the origin must be an address: whoever owns a name can let it lead here.
+    """
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        origin = request.headers.get("Origin")
+        if origin is not None and request.method not in ("GET", "HEAD"):
+            place = urlsplit(origin)
+            has_keys = parts.settings.now.admin_keys is not None
+            if place.netloc != request.host or not (has_keys or _is_address(place.hostname or "")):
+                message = "changes from another origin are refused; by a name, those without a key"
+                raise AdminError(403, message, Failure.INVALID_REQUEST)
+        return await handler(request)
+
+    return check
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
 
 
 @web.middleware

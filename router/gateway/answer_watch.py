@@ -15,11 +15,17 @@ from router.core.request import CHAT_PATH, COMPLETION_PATH
 from router.gateway.http_head import Media
 
 USAGES_LOOKED_AT_MAX = 8  # null ones, from the end; engines put one on every chunk
+USAGE_DEPTH_MAX = 5  # objects in it, each within the one before; engines go two deep
 
-_USAGE = re.compile(rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
-_ERROR = b'"error"'
+_OBJECT = rb"\{[^{}]*+\}"
+for _ in range(USAGE_DEPTH_MAX - 1):
+    _OBJECT = rb"\{[^{}]*+(?:" + _OBJECT + rb"[^{}]*+)*+\}"
+_USAGE = re.compile(rb'"usage"\s*+:\s*+(' + _OBJECT + rb")")
+_STREAM = Media.STREAM  # to look it up is a call of its own (until Python 3.12)
+_ERROR, _ERROR_EVENT = b'"error"', b"event: error"
 _FINISH_REASON = re.compile(rb'"finish_reason"\s*:\s*"')
-FINISHES = {
+_NONE_BUT_DONE = re.compile(rb"(?!)")  # matches nothing
+_FINISHES = {
     CHAT_PATH: _FINISH_REASON,
     COMPLETION_PATH: _FINISH_REASON,
     "/v1/responses": re.compile(
@@ -37,6 +43,7 @@ text can look like it. Streams of other paths have no mark that is known here, a
 _JSON_ERROR = re.compile(rb'\s*\{\s*"error"\s*:\s*\{')
 _STREAM_ERROR = re.compile(
     rb'(?:\A|[\r\n])data:\s*\{\s*(?:"type"\s*:\s*"error"\s*,\s*)?"error"\s*:\s*\{'
+    rb'|(?:\A|[\r\n])event: error[\r\n]|"finish_reason"\s*:\s*"error"'
 )
 _ERROR_CODE = re.compile(rb'"code"\s*:\s*"?(4\d\d)\b')
 _DONE_FIELD = b"\ndata: "
@@ -46,6 +53,15 @@ _COUNT_MAX = 2**53  # beyond it a JSON number is not exact
 _NO_EVENT = re.compile(rb"(?::[^\r\n]*+[\r\n]++|[\r\n]++)*+")
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _EVENT_START = re.compile(rb"[\r\n](?:event|data):")
+
+
+def finish_of(path: str, num_choices: int) -> re.Pattern[bytes] | None:
+    """Return what a whole stream has near its end, unless it has [DONE]; None: it is not judged.
+
+    Of several choices the last finish may be one of many, so there [DONE] alone will do.
+    """
+    finish = _FINISHES.get(path)
+    return _NONE_BUT_DONE if finish is _FINISH_REASON and num_choices > 1 else finish
 
 
 class AnswerWatch:
@@ -62,7 +78,7 @@ class AnswerWatch:
     )
 
     def __init__(self, media: Media, tail_bytes: int) -> None:
-        self.has_event = media is not Media.STREAM  # a first event, or no stream at all
+        self.has_event = media is not _STREAM  # a first event, or no stream at all
         self._media = media
         self._tail_bytes = tail_bytes
         self._pieces: list[bytes] = []
@@ -119,15 +135,17 @@ class AnswerWatch:
             return True
         if finish.search(tail) is not None or self.error_status() is not None:
             return True
+        if finish in (_FINISH_REASON, _NONE_BUT_DONE):
+            return False
         is_one_event = bool(self._beginning) and not _EVENT_START.search(tail)
-        return is_one_event and finish is not _FINISH_REASON and self.is_between_events
+        return is_one_event and self.is_between_events
 
     def error_status(self) -> int | None:
         """Return the status that an error in a body of status 200 amounts to, None if none."""
         tail = self.tail()
-        is_stream = self._media is Media.STREAM
+        is_stream = self._media is _STREAM
         where = tail if is_stream else self._beginning or tail[:_BEGINNING_BYTES]
-        if _ERROR not in where:
+        if _ERROR not in where and _ERROR_EVENT not in where:
             return None  # as nearly always
         found = _STREAM_ERROR.search(where) if is_stream else _JSON_ERROR.match(where)
         if found is None:

@@ -4,7 +4,6 @@ import asyncio
 import re
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Protocol
 
 from contract.failures import Failure
 from router.core.decision import Decision
@@ -12,8 +11,8 @@ from router.core.exchange import Event, State
 from router.core.health import AttemptOutcome
 from router.core.record import ExchangeRecord
 from router.gateway.answer_limits import AnswerLimits
-from router.gateway.answer_watch import FINISHES, AnswerWatch
-from router.gateway.context import Context
+from router.gateway.answer_watch import AnswerWatch, finish_of
+from router.gateway.context import Context, Owner
 from router.gateway.explain import explanation_line
 from router.gateway.http_head import AnswerHead, Framing, Media
 from router.gateway.limits import NEVER_US
@@ -23,27 +22,12 @@ from router.gateway.replica_pool import ReplicaAddress, ReplicaPool, ReplicaUrlE
 from router.gateway.splice import Splice
 from router.gateway.verdict import ENGINE_PATHS, Verdict, judge_answer, replica_line
 
-# Plain numbers: to look one up in the enumeration is a call of its own.
+# To look a member up in its enumeration is a call of its own (until Python 3.12); these are
+# needed for every answer.
+_RESENT, _HEAD, _KEPT, _PAUSED = State.RESENT, State.HEAD, State.KEPT, State.PAUSED
+_CONNECTED, _ANSWER_BEGAN, _BODY_END = Event.CONNECTED, Event.ANSWER_BEGAN, Event.BODY_END
+_STREAM, _OTHER, _NONE, _CHUNKED = Media.STREAM, Media.OTHER, Framing.NONE, Framing.CHUNKED
 _OK, _BAD_REQUEST, _NOT_FOUND = (int(HTTPStatus(number)) for number in (200, 400, 404))
-
-
-class Owner(Protocol):
-    """The exchange, as its attempts see it."""
-
-    state: State
-
-    @property
-    def path(self) -> str:
-        """The request's path, of a closed list."""
-
-    def on(self, event: Event) -> None:
-        """Something has happened."""
-
-    def on_failure(self, event: Event, failure: Failure, detail: str) -> None:
-        """Likewise, and this is how it is called if nothing can be saved."""
-
-    def can_retry(self, status: int) -> bool:
-        """Say whether an answer of this status may be kept back in favour of another replica's."""
 
 
 class Attempt:
@@ -60,12 +44,12 @@ class Attempt:
     _last_chunk = b""  # that ends its body, and is yet to be passed on
     _pieces: tuple[tuple[bytes, bytes], ...] = ()  # of a refusal that is kept: raw, payload
     _pieces_bytes = 0
-    deadline_us = NEVER_US  # the next limit on this replica's silence
+    _silence_max_us = NEVER_US  # since its last sign
     sent_us: int | None = None
     first_byte_us: int | None = None
     answer: AnswerHead | None = None
     _length: int | None = None
-    _framing = Framing.NONE
+    _framing = _NONE
     relay: Relay | None = None
     _splice: Splice | None = None  # of a stream that can be continued elsewhere
     _write_raw: Callable[[bytes], None] | None = None  # past the head, where nothing is reframed
@@ -108,7 +92,7 @@ class Attempt:
             self._connecting = pool.open(self, self._limits.connect_timeout)
         else:
             self._connection = connection
-            self._owner.on(Event.CONNECTED)
+            self._owner.on(_CONNECTED)
 
     def reconnect(self) -> None:
         """Open a new connection in place of one that turned out to be closed."""
@@ -122,18 +106,19 @@ class Attempt:
         now_us = self._context.clock_us()
         self.sent_us = now_us
         self.last_us = now_us
-        self.deadline_us = now_us + silence_max_us
+        self._silence_max_us = silence_max_us
         self._connection.send(self, head, body, bodiless=bodiless)
 
     def pause(self) -> None:
         """Read no more of the answer; silence is not the replica's fault then."""
-        self.deadline_us = NEVER_US
+        self._silence_max_us = NEVER_US
         if self._connection is not None:
             self._connection.pause()
 
     def resume(self) -> None:
         """Read on."""
-        self._wait_for_bytes(self._context.clock_us())
+        self.last_us = self._context.clock_us()
+        self._silence_max_us = self._limits.between_bytes_timeout
         if self._connection is not None:
             self._connection.resume()
 
@@ -157,7 +142,7 @@ class Attempt:
         if outcome is None:
             assert verdict is not None
             outcome = verdict.attempt
-        self.deadline_us = NEVER_US
+        self._silence_max_us = NEVER_US
         self._lease.num_chunks = self.chunks
         self._lease.end(outcome, self._context.clock_us(), usage)
         if self._context.queued:  # there may be room for one of them
@@ -167,7 +152,7 @@ class Attempt:
         """Judge the answer, which is whole."""
         assert self.answer is not None
         verdict = self.verdict = judge_answer(self.answer.status, self._watch)
-        if self._owner.path in ENGINE_PATHS and self.lacks_model:
+        if self.lacks_model and self._owner.path in ENGINE_PATHS:
             verdict.attempt = AttemptOutcome.NOT_FOUND
         return verdict
 
@@ -192,6 +177,10 @@ class Attempt:
         if self.verdict is not None:
             record.usage = self.verdict.usage
             record.usage_unreadable = self.verdict.usage_unreadable
+
+    def is_late(self, now_us: int) -> bool:
+        """Say whether it has been silent for longer than it may."""
+        return now_us - self.last_us >= self._silence_max_us
 
     def renew_lease(self) -> None:
         """Keep the lease alive if the replica has given a sign since the last time."""
@@ -226,28 +215,31 @@ class Attempt:
         self._length = length
         self._framing = framing
         self.last_us = self._context.clock_us()
-        if self._owner.state is State.RESENT:
+        if self._owner.state is _RESENT:
             self._on_head_of_rest(head)
             return
         if head.status >= _BAD_REQUEST and self._owner.can_retry(head.status):
-            self._wait_for_bytes(self.last_us)
+            self._silence_max_us = self._limits.between_bytes_timeout
             self._owner.on(Event.REFUSAL_BEGAN)
             return
-        if head.media is not Media.OTHER:
-            self._watch = AnswerWatch(head.media, self._context.config.answer_tail_bytes)
-        if head.media is Media.STREAM and framing is not Framing.NONE:
+        media = head.media
+        if media is not _OTHER:
+            self._watch = self._context.watch(media, self._lease)
+        if media is _STREAM and framing is not _NONE:
             # Its first bytes may be far off; if it breaks before, another replica can serve.
             self._begin_stream(head)
             self._owner.on(Event.STREAM_OPENED)
         else:
-            self._wait_for_bytes(self.last_us)
-            self._owner.on(Event.ANSWER_BEGAN)
+            # Likewise where none of its body has come, or perhaps no chunk.
+            has_begun = media is _OTHER or (is_followed and framing is not _CHUNKED)
+            self._silence_max_us = self._limits.between_bytes_timeout
+            self._owner.on(_ANSWER_BEGAN if has_begun else Event.STREAM_OPENED)
             if not is_followed and self.relay is not None:
                 self.relay.flush()
 
     def _on_head_of_rest(self, head: AnswerHead) -> None:
         if head.status == _OK and head.media is Media.STREAM:
-            self._watch = AnswerWatch(head.media, self._context.config.answer_tail_bytes)
+            self._watch = self._context.watch(head.media, self._lease)
             self._begin_stream(head)
             self._owner.on(Event.STREAM_OPENED)
         else:
@@ -256,17 +248,34 @@ class Attempt:
 
     def _begin_stream(self, head: AnswerHead) -> None:
         self._is_stream = True
+        assert self.sent_us is not None
+        self._silence_max_us -= self.last_us - self.sent_us  # its head is not yet a first byte
         if head.status < _BAD_REQUEST and not head.is_encoded:
-            self._finish = FINISHES.get(self._owner.path)
+            self._finish = finish_of(self._owner.path, self._owner.num_choices)
         if self._finish is not None and self._framing is Framing.LENGTH:
             self._framing = Framing.CLOSE  # in chunks, its end can be held back until it is judged
 
     def on_body(self, raw: bytes, payload: bytes) -> None:
         """Pass on the next piece; this runs once per chunk of every stream."""
         now_us = self._context.clock_us()
+        write = self._write_raw
+        if write is None:
+            self._on_piece(raw, payload, now_us)
+            return
+        self.answer_bytes += len(payload)
+        if self._is_stream:
+            self.chunks += 1
+            self._context.metrics.chunk_gap_us(now_us - self.last_us)
+        self.last_us = now_us
+        write(raw)  # after the stamps, because it may pause this very stream
+        if self._watch is not None:
+            self._watch.take(payload)
+
+    def _on_piece(self, raw: bytes, payload: bytes, now_us: int) -> None:
+        """Take a piece that is more than a write: one of the first, or of events to be read."""
         state = self._owner.state
-        if state is State.KEPT:
-            self._keep(raw, payload)
+        if state is _KEPT:
+            self._keep(raw, payload, now_us)
             return
         if self._is_stream:
             if self.chunks:
@@ -274,26 +283,24 @@ class Attempt:
             self.chunks += 1
         self.answer_bytes += len(payload)
         self.last_us = now_us
-        if state is not State.PAUSED:
-            self.deadline_us = now_us + self._limits.between_bytes_timeout
-        if state is State.HEAD:
+        if state is not _PAUSED:
+            self._silence_max_us = self._limits.between_bytes_timeout
+        if state is _HEAD:
             self._owner.on(Event.BODY_BYTES)
-        # After the stamps, because to write may pause this very stream.
         splice = self._splice
-        if self._write_raw is not None:
-            self._write_raw(raw)
-        elif splice is not None:
+        if splice is not None:
             splice.take(payload)
         else:
             assert self.relay is not None
             self.relay.pass_on(raw, payload)
-            self._write_raw = self.relay.write_raw
         watch = self._watch
         if watch is not None:
             watch.take(payload)
         if self.first_byte_us is None and (watch is None or watch.has_event):
             self.first_byte_us = now_us
             self._lease.first_byte(now_us)
+            if splice is None and self.relay is not None:
+                self._write_raw = self.relay.write_raw
         if splice is not None and splice.has_failed:
             detail = "it sent an error within its stream"
             self._owner.on_failure(Event.UPSTREAM_LOST, Failure.UPSTREAM_LOST, detail)
@@ -307,9 +314,9 @@ class Attempt:
                 detail = "its stream ended without a finish"
                 owner.on_failure(Event.UPSTREAM_LOST, Failure.UPSTREAM_LOST, detail)
                 return
-        if owner.state is State.HEAD:
+        if owner.state is _HEAD:
             owner.on(Event.BODY_BYTES)  # a stream without any: what there is of it is passed on
-        owner.on(Event.BODY_END)
+        owner.on(_BODY_END)
 
     def on_bad_answer(self, message: str) -> None:
         self._owner.on_failure(Event.BAD_ANSWER, Failure.UPSTREAM_PROTOCOL, message)
@@ -369,6 +376,7 @@ class Attempt:
         """
         assert self.relay is not None
         assert self._connection is not None
+        self.relay.flush()  # its client has to see that an answer had begun
         if self._can_add_event():
             self.relay.add_chunk(error)
         return self.relay.end_is_visible and not self._connection.may_be_ending
@@ -380,18 +388,13 @@ class Attempt:
 
     def can_add_chunk(self) -> bool:
         """Say whether the client is between two chunks."""
-        if self.relay is None or self._connection is None:
-            return False
-        return self.relay.can_add_chunk(self._connection.is_between_chunks)
+        relay, connection = self.relay, self._connection
+        return bool(relay and connection and relay.can_add_chunk(connection.is_between_chunks))
 
-    def _keep(self, raw: bytes, payload: bytes) -> None:
-        self._wait_for_bytes(self._context.clock_us())
+    def _keep(self, raw: bytes, payload: bytes, now_us: int) -> None:
+        self.last_us = now_us
         self._pieces += ((raw, payload),)
         self._pieces_bytes += len(payload)
         if self._pieces_bytes > self._context.config.held_answer_bytes_max:
             self._owner.on(Event.REFUSAL_TOO_LONG)
             self._pieces = ()
-
-    def _wait_for_bytes(self, now_us: int) -> None:
-        self.last_us = now_us
-        self.deadline_us = now_us + self._limits.between_bytes_timeout

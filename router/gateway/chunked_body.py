@@ -47,6 +47,7 @@ class ChunkedBody:
             elif self._in_trailers:
                 following = self._read_trailers(data, at)
             else:
+                at = _read_whole(data, at, pieces)
                 following = self._read_size(data, at)
             if following is None:
                 self._rest = data[at:]
@@ -92,3 +93,18 @@ class ChunkedBody:
         if is_too_long or b"\r\n\r\n" in rest or rest.count(b"\n") != rest.count(b"\r\n"):
             raise BadChunkError("the trailers are not header lines, or too long")
         return None
+
+
+def _read_whole(data: bytes, at: int, pieces: list[bytes]) -> int:
+    """Take the chunks that came whole, the last excepted; return where the first other begins.
+
+    One read may bring tens of thousands of a byte each, and everybody else waits for it.
+    """
+    while match := _SIZE_LINE.match(data, at):
+        start = match.end()
+        end = start + int(match[1], 16)
+        if start == end or not data.startswith(_LINE_END, end):
+            break
+        pieces.append(data[start:end])
+        at = end + len(_LINE_END)
+    return at

@@ -11,6 +11,7 @@ connections: there, an end is an end.
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from contract.failures import Failure
@@ -20,16 +21,19 @@ from router.core.record import ExchangeRecord
 from router.gateway.context import Context
 from router.gateway.exchange import Exchange
 from router.gateway.http_head import RequestHead
+from router.gateway.limits import NEVER_US
 from router.gateway.local_answer import CONTINUE, error_answer, request_id_line
 from router.gateway.long_request import LongRequest
 from router.gateway.request_reader import Phase, Request, RequestReader
 from router.gateway.routes import UNMATCHED, Match, Route, Routes
-from router.gateway.verdict import Refusal, refusal_of_head
+from router.gateway.verdict import Refusal
 
-NEVER_US = 2**62
 PROBE_REPLIES_S = (0.03, 0.09)
 """A client on this network has answered a probe by the first, one of the same continent by the
 second, others by the next sweep."""
+
+# To look a member up is a call of its own (until Python 3.12); these stand for every request.
+_BETWEEN, _REPLICA = Phase.BETWEEN, Route.REPLICA
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # of SO_LINGER: on, and for no time
 
@@ -70,10 +74,9 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, site: Site, sock: socket.socket, *, is_tls: bool = False) -> None:
         self._site = site
         self._is_tls = is_tls
-        self._context = site.context
+        self._context = context = site.context
         self._socket = sock
         self._transport: asyncio.Transport | None = None
-        context = site.context
         self._reader = RequestReader(context.config, context.heads, context.reserve)
 
     @property
@@ -94,6 +97,12 @@ class ClientConnection(asyncio.Protocol):
     def closes(self) -> bool:
         """Whether the connection ends with the present answer."""
         return self._request_closes or self._context.is_draining
+
+    def writer(self) -> Callable[[bytes], None]:
+        """Return what sends the bytes of one answer, until its exchange ends."""
+        transport = self._transport
+        # A transport drops what comes after its end; but the one of TLS complains of it in the log.
+        return self.write if transport is None or self._is_tls else transport.write
 
     def write(self, data: bytes) -> None:
         """Send bytes."""
@@ -118,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()
         elif self._is_serving:
             pass  # the request did not get as far as a replica: the loop below goes on
-        elif reader.ready or reader.phase is not Phase.BETWEEN or self._is_half_closed:
+        elif reader.ready or reader.phase is not _BETWEEN or self._is_half_closed:
             self._serve_next()
         else:  # as nearly always
             self._deadline_us = self._context.swept_us + self._context.limits.idle_us
@@ -172,10 +181,15 @@ class ClientConnection(asyncio.Protocol):
         if self._is_lingering:
             return
         reader = self._reader
-        reader.feed(data)
+        is_free = self._exchange is None and self._is_writable()
+        request = reader.read_whole(data) if is_free else None
+        if request is None:
+            reader.feed(data)
+        else:
+            self._serve(request)
         if self._exchange is None:
             self._serve_next()
-        elif reader.is_full:
+        elif request is None and reader.is_full:
             self._pause_reading()
 
     def eof_received(self) -> bool:
@@ -259,17 +273,17 @@ class ClientConnection(asyncio.Protocol):
         context, head = self._context, request.head
         self._request_closes = not head.keep_alive
         self._deadline_us = NEVER_US
-        self._phase = Phase.BETWEEN
+        self._phase = _BETWEEN
         match = self._site.routes.match(head.method, head.path)
         refused = None
         if head.objection or match.refusal or context.is_draining:
-            refused = self._refusal(head, match)
-        if refused is None and match.route is Route.REPLICA:
+            refused = match.refuse(head, is_draining=context.is_draining)
+        if refused is None and match.route is _REPLICA:
+            parts = (context, self, head, request.body, match.label)
             if head.encoding or len(request.body) > context.config.body_in_turn_bytes_max:
-                parts = (context, self, head, request.body, match.label)
                 self._exchange = LongRequest(*parts, self._set_exchange)
             else:
-                self._exchange = Exchange(context, self, head, request.body, match.label)
+                self._exchange = Exchange(*parts)
             self._exchange.start()
             return
         context.buffered_bytes -= len(request.body)
@@ -284,15 +298,6 @@ class ClientConnection(asyncio.Protocol):
     def _set_exchange(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
-    def _refusal(self, head: RequestHead, match: Match) -> Refusal | None:
-        if head.objection is not None and not match.is_open:
-            return refusal_of_head(head.objection)
-        if match.refusal is not None:
-            return match.refusal
-        if self._context.is_draining and match.route is Route.REPLICA:
-            return Refusal(Failure.DRAINING, "the gateway is stopping; try another or again later")
-        return None
-
     def _begin_body(self) -> None:
         """Ask for a body where that is waited for; say now, before it comes, if it is not wanted.
 
@@ -304,7 +309,8 @@ class ClientConnection(asyncio.Protocol):
         assert head is not None
         if not is_asked and head.objection is None:
             return
-        refused = self._refusal(head, self._site.routes.match(head.method, head.path))
+        match = self._site.routes.match(head.method, head.path)
+        refused = match.refuse(head, is_draining=self._context.is_draining)
         if refused is not None:
             self._refuse(refused)
         elif is_asked:
@@ -328,15 +334,13 @@ class ClientConnection(asyncio.Protocol):
         request_id = (head and head.request_id) or context.new_request_id()
         failure = refused.failure
         now_us = context.clock_us()
-        extra_lines = request_id_line(request_id) + (head.answer_lines if head else b"")
+        lines = request_id_line(request_id) + (head.answer_lines if head else b"")
         if failure is Failure.METHOD_NOT_ALLOWED and head is not None:
             methods = self._site.routes.match(head.method, head.path).methods
-            extra_lines += b"Allow: %b\r\n" % methods.encode()
+            lines += b"Allow: %b\r\n" % methods.encode()
         is_head = head is not None and head.method == "HEAD"
         path = head.path if head is not None else ""
-        self.write(
-            error_answer(refused, extra_lines, close=self.closes, bodiless=is_head, path=path)
-        )
+        self.write(error_answer(refused, lines, close=self.closes, bodiless=is_head, path=path))
         record = ExchangeRecord(
             request_id, label, Outcome.REFUSED, failure.kind.status, now_us, now_us
         )

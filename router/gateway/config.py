@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 from contract.options import option
 from router.gateway.answer_limits import read_model_timeouts
@@ -48,6 +49,14 @@ class GatewayConfig:
     )
     answer_tail_bytes: int = option(
         16_384, "bytes", "end of an answer that is looked through for its usage"
+    )
+    index_answer_bytes_max: int = option(
+        262_144,
+        "bytes",
+        "text of an answer, or its body if it is no stream, up to which `index_answers` holds it",
+    )
+    index_answers_bytes_max: int = option(
+        67_108_864, "bytes", "what is held of all answers together for that"
     )
     client_idle_timeout_s: float = option(
         75.0, "s", "silence between the requests of one connection; it is then closed"
@@ -151,8 +160,8 @@ class GatewayConfig:
     forward_authorization: bool | None = option(
         None,
         "",
-        "pass the client's Authorization and x-api-key on to the replica; none: unless clients "
-        "need a key of this gateway",
+        "pass the client's Authorization, x-api-key and api-key on to the replica; none: unless "
+        "clients need a key of this gateway",
     )
     upstream_authorization: str = option(
         "", "", "Authorization header that replicas get instead, 'Bearer ...'", secret=True
@@ -201,10 +210,10 @@ class GatewayConfig:
         "send `cache_salt`, which engines heed too",
     )
     explain_requests: bool = option(
-        False,
+        True,
         "",
         "answer `x-warmroute-explain: 1` with how the request was routed; it names every replica "
-        "and tells its load, so only where clients may know them",
+        "and tells its load: turn it off where clients may not know them",
     )
     explain_candidates_max: int = option(
         8, "replicas", "cheapest candidates in such an answer, and as many that could not be chosen"
@@ -225,7 +234,7 @@ class GatewayConfig:
         for name, value in vars(self).items():
             if value is None or isinstance(value, bool | str | tuple | Enum):
                 continue
-            if value < 0 or (value == 0 and name not in may_be_zero):
+            if not 0 <= value < inf or (value == 0 and name not in may_be_zero):  # NaN is not
                 least = "0 or more" if name in may_be_zero else "above 0"
                 raise ValueError(f"{name} is {value}, must be {least}")
         for name in ("session_header", "tenant_header"):

@@ -3,19 +3,24 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from contract.failures import Failure
 from router.core.admission import AdmissionQueue, Ticket
 from router.core.config import RoutingConfig
 from router.core.decision import Decision
+from router.core.exchange import Event, State
 from router.core.fleet import ReplicaStatus
+from router.core.ledger import Lease
 from router.core.reason import NotResumed
 from router.core.record import ExchangeRecord
 from router.core.retry import RetryBudget
 from router.core.view import RouteRequest
+from router.gateway.answer_text import AnswerText, AnswerTexts, TextWatch
+from router.gateway.answer_watch import AnswerWatch
 from router.gateway.api_keys import ApiKeys
 from router.gateway.body_reader import BodyReader
 from router.gateway.config import Failover, GatewayConfig
 from router.gateway.credentials import Credentials
-from router.gateway.http_head import RequestHeads
+from router.gateway.http_head import Media, RequestHeads
 from router.gateway.limits import Limits
 from router.gateway.replica_pool import ReplicaPools
 
@@ -68,6 +73,29 @@ class Running(Protocol):
         """The gateway stops."""
 
 
+class Owner(Protocol):
+    """One exchange, as its attempts see it."""
+
+    state: State
+
+    @property
+    def path(self) -> str:
+        """The request's path, of a closed list."""
+
+    @property
+    def num_choices(self) -> int:
+        """How many texts the answer consists of; each of them has a finish."""
+
+    def on(self, event: Event) -> None:
+        """Something has happened."""
+
+    def on_failure(self, event: Event, failure: Failure, detail: str) -> None:
+        """Likewise, and this is how it is called if nothing can be saved."""
+
+    def can_retry(self, status: int) -> bool:
+        """Say whether an answer of this status may be kept back in favour of another replica's."""
+
+
 class Client(Protocol):
     """The client's connection, as its exchange sees it."""
 
@@ -76,6 +104,9 @@ class Client(Protocol):
     @property
     def closes(self) -> bool:
         """Whether the connection ends with this answer."""
+
+    def writer(self) -> Callable[[bytes], None]:
+        """Return what sends the bytes of one answer, until its exchange ends."""
 
     def write(self, data: bytes) -> None:
         """Send bytes."""
@@ -115,6 +146,7 @@ class Context:
         self.log = log
         self.pools = ReplicaPools(config, clock_us)
         self.bodies = BodyReader(routing)
+        self.texts = AnswerTexts(config, clock_us)
         self.queue = AdmissionQueue(routing)
         self.queued: dict[Ticket, Running] = {}
         self.budget = RetryBudget(routing, clock_us())
@@ -124,7 +156,7 @@ class Context:
         self.buffered_bytes = 0  # bodies of requests, on their way in or held
         self.limits = Limits(config)
         self.resumes = config.failover is Failover.RESUME
-        self.heads = RequestHeads(config, keys)
+        self.heads = RequestHeads(config, keys, own_name=id_prefix)
         self._id_prefix = id_prefix
         self._num_ids = 0
 
@@ -139,6 +171,14 @@ class Context:
         self.log = log
         self.heads.reconfigure(config, credentials.keys)
         self.pools.reconfigure(config, credentials.replica_tls)
+        self.texts.reconfigure(config)
+
+    def watch(self, media: Media, lease: Lease) -> AnswerWatch:
+        """Return what looks at an answer, and has its text learned if nobody tells of it."""
+        place, tail_bytes = lease.answer_place, self.config.answer_tail_bytes
+        if place is None:
+            return AnswerWatch(media, tail_bytes)
+        return TextWatch(media, tail_bytes, AnswerText(self.texts, place))
 
     def new_request_id(self) -> str:
         """Return an id that no other request of any gateway has."""

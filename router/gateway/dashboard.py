@@ -54,7 +54,8 @@ PAGE = """<!doctype html>
     if (replica.standing !== "eligible") row.className = "out";
     cell(row, replica.replica_id);
     cell(row, replica.model ?? "-");
-    cell(row, replica.standing);
+    cell(row, replica.standing + (replica.recovering ? ", slow start" : ""));
+    row.cells[2].title = replica.mismatch ?? "";
     cell(row, number(replica.own_requests));
     cell(row, number(replica.foreign_requests));
     cell(row, number(replica.own_ahead_tokens + replica.foreign_ahead_tokens));

@@ -44,6 +44,8 @@ class DataPlaneStats:
     queued: int
     idle_replica_connections: int
     buffered_bytes: int
+    turned_away: int  # connections beyond ``connections_max``, since the start
+    handshakes_failed: int  # connections that came to no TLS session, since the start
     is_draining: bool
 
 
@@ -81,6 +83,8 @@ class DataPlane:
         self._clients: set[ClientConnection] = set()
         self._arriving: set[ClientConnection] = set()  # accepted, and not yet begun
         self._opening: set[asyncio.Task[None]] = set()
+        self._turned_away = 0
+        self._handshakes_failed = 0
         self._acceptor: Acceptor | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._at_rest = asyncio.Event()
@@ -90,6 +94,7 @@ class DataPlane:
         """Listen; return the port. Raises OSError if it cannot be had."""
         listener = listen(host, port, self.context.config.backlog)
         self._acceptor = Acceptor(listener, self._take)
+        self.context.texts.start(asyncio.get_running_loop())
         self._schedule_sweep()
         return self._acceptor.port
 
@@ -130,6 +135,8 @@ class DataPlane:
             queued=len(context.queue),
             idle_replica_connections=context.pools.num_idle,
             buffered_bytes=context.buffered_bytes,
+            turned_away=self._turned_away,
+            handshakes_failed=self._handshakes_failed,
             is_draining=context.is_draining,
         )
 
@@ -206,10 +213,12 @@ class DataPlane:
             )
         except OSError:
             sock.close()  # the client has gone already, or does not speak TLS
+            self._handshakes_failed += tls is not None
         finally:
             self._arriving.discard(connection)
 
     def _turn_away(self, sock: socket.socket) -> None:
+        self._turned_away += 1
         message = "the gateway serves as many connections as it may; try again later"
         try:
             if self._tls is None:

@@ -18,6 +18,8 @@ from router.gateway.verdict import Refusal
 
 log = logging.getLogger(__name__)
 
+_ADMITTED = Event.ADMITTED  # to look it up is a call of its own (until Python 3.12)
+
 LEADING_ZERO = b"0"
 """Before the size of the next chunk it changes nothing: 1a and 01a are one number."""
 
@@ -55,7 +57,7 @@ class Exchange(Actions):
         else:
             if head.wants_explanation:
                 self._request.is_explained = self._context.config.explain_requests
-            self.on(Event.ADMITTED)
+            self.on(_ADMITTED)
 
     def on(self, event: Event) -> None:
         """Move through the table, and do what it says."""

@@ -26,7 +26,11 @@ EXPLAIN_HEADER = b"x-warmroute-explain"
 REQUEST_ID_CHARS_MAX = 128  # a longer one is forwarded, but not kept
 
 _FIELD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n"
-_REQUEST = re.compile(rb"([A-Z]{1,20}+) ([\x21-\x7e]++) HTTP/1\.([01])\r\n(?:" + _FIELD + rb")*+")
+# No fragment: a replica cuts it off, and would be asked for another path than was looked at here.
+_TARGET = rb"[\x21\x22$-~]++"
+_REQUEST = re.compile(
+    rb"([A-Z]{1,20}+) (" + _TARGET + rb") HTTP/1\.([01])\r\n(?:" + _FIELD + rb")*+"
+)
 _ANSWER = re.compile(
     rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*+)?\r\n(?:" + _FIELD + rb")*+"
 )
@@ -45,6 +49,7 @@ _FRAMING = rb"|content-length|transfer-encoding"
 _ANSWER_SPECIAL = re.compile(
     rb"\r\n(" + _HOP_BY_HOP + _FRAMING + rb"|content-type|content-encoding|x-request-id):"
 )
+_KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})  # the last is Azure's
 _NOT_LISTED = frozenset({b"close", b"keep-alive", b"upgrade", b"te", b""})
 
 
@@ -138,7 +143,11 @@ class RequestHeads:
     grammar, or that two hops may read apart.
     """
 
-    def __init__(self, config: GatewayConfig, keys: ApiKeys | None = None) -> None:
+    def __init__(
+        self, config: GatewayConfig, keys: ApiKeys | None = None, *, own_name: str = ""
+    ) -> None:
+        """Read by these settings. ``own_name``: of this gateway alone, for ``Via``; empty: none."""
+        self._own_name = own_name.encode()
         self._memo: HeadMemo[RequestHead] = HeadMemo(self._parse)
         self.read = self._memo.get
         self.reconfigure(config, keys)
@@ -156,10 +165,13 @@ class RequestHeads:
         if config.upstream_authorization:
             self._forwards_keys = False
             own = config.upstream_authorization.encode("latin-1", "replace")
-            self._own_lines = b"Authorization: %b\r\n" % own
+            self._own_lines += b"Authorization: %b\r\n" % own
         names = _HOP_BY_HOP + _FRAMING + rb"|host|expect|x-request-id|content-encoding"
+        if self._own_name:
+            self._own_lines += b"Via: 1.1 %b\r\n" % self._own_name  # RFC 9110, 7.6.3
+            names += rb"|via"
         if keys is not None or not self._forwards_keys:
-            names += rb"|authorization|x-api-key"
+            names += rb"|authorization|x-api-key|api-key"
         if self._cors.is_on:
             names += rb"|origin|access-control-request-method|access-control-request-headers"
         for name in filter(None, (self._session_header, self._tenant_header, self._timeout_header)):
@@ -222,12 +234,15 @@ class RequestHeads:
         if name in (b"x-request-id", self._session_header, self._tenant_header):
             self._note_name(name, value.decode("latin-1"), head)
             return bool(value)
-        if name in (b"authorization", b"x-api-key"):
-            key = value if name == b"x-api-key" else bearer_token(value)
+        if name in _KEY_HEADERS:
+            key = bearer_token(value) if name == b"authorization" else value
             if key:
                 noted.keys.append(key)
             return self._forwards_keys
-        if name == b"content-encoding":
+        if name == b"via":
+            if self._own_name in value:
+                head.objection = Failure.LOOP_DETECTED
+        elif name == b"content-encoding":
             head.encoding = value.lower().removeprefix(b"identity")
         elif name == b"origin":
             noted.origin = value
@@ -269,8 +284,10 @@ def _parse_answer_head(head: bytes) -> tuple[AnswerHead, int | None]:
     if match is None:
         raise BadHeadError("it is not of the grammar of HTTP/1.1")
     answer = AnswerHead(int(match[2]), b"")
-    done = match.end(1)
-    kept: list[bytes] = [b"HTTP/1.1"]
+    done = match.end(2)
+    kept: list[bytes] = [b"HTTP/1.1 ", match[2]]
+    if not head.startswith(b" ", done):
+        kept.append(b" ")  # it must be there, even before no words (RFC 9112, 4)
     listed: set[bytes] = set()
     lengths: list[int] = []
     encodings: list[bytes] = []
@@ -338,8 +355,8 @@ def _origin_form(target: bytes) -> tuple[bytes, str]:
         scheme, found, rest = target.partition(b"://")
         if not found or scheme.lower() not in (b"http", b"https"):
             raise BadHeadError("the target is neither a path nor a URL")
-        _, slash, path = rest.partition(b"/")
-        target = slash + path if slash else b"/"
+        place, mark, query = rest.partition(b"?")
+        target = b"/" + place.partition(b"/")[2] + mark + query
     path, _, _ = target.partition(b"?")
     return target, path.decode("latin-1")
 

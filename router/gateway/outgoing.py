@@ -27,6 +27,17 @@ def outgoing_head(
     return request_bytes(head, address.authority, address.prefix, own_lines)
 
 
+def own_location(answer: AnswerHead, address: ReplicaAddress) -> AnswerHead:
+    """Return ``answer`` with a path where it sends its client on to the replica itself.
+
+    A client must not learn where that is, and may not reach it there; engines do so for a path
+    with a slash too many.
+    """
+    place = re.escape(address.authority + address.prefix)
+    to_itself = re.compile(rb"(\r\nlocation:[ \t]*+)https?://%b(?=/)" % place, re.IGNORECASE)
+    return replace(answer, lines=to_itself.sub(rb"\1", answer.lines))
+
+
 def later_id_line(request_id: str, num_sent: int) -> bytes:
     """Return the header that names the ``num_sent``-th attempt, from 2."""
     return request_id_line(f"{request_id}-{num_sent}")

@@ -19,11 +19,16 @@ class _Mode(Enum):
     PAYLOAD = "payload"
 
 
+# To look a member up is a call of its own (until Python 3.12).
+_RAW, _CHUNKS, _PAYLOAD = _Mode
+_NONE, _LENGTH = Framing.NONE, Framing.LENGTH
+
+
 class Relay:
     """Writes one answer to one client."""
 
     # Class attributes, so that a relay sets only what it changes.
-    _mode = _Mode.RAW
+    _mode = _RAW
     _is_chunked = False  # towards the client
     write_raw: Callable[[bytes], None] | None  # of pieces behind the head, that go as they come
     _head = b""  # not yet written: it goes out with the first bytes of the body
@@ -42,18 +47,18 @@ class Relay:
         of the kernel. ``framing`` is the replica's, ``extra_lines`` are the gateway's own.
         """
         framing_line = b""
-        if framing in (Framing.NONE, Framing.LENGTH):
+        if framing is _LENGTH or framing is _NONE:
             if length is not None:
                 framing_line = b"Content-Length: %d\r\n" % length
         elif self._is_http_1_0:
-            self._mode = _Mode.PAYLOAD
+            self._mode = _PAYLOAD
             self.write_raw = None
             self.closes = True
         else:
             framing_line = b"Transfer-Encoding: chunked\r\n"
             self._is_chunked = True
             if framing is Framing.CLOSE:
-                self._mode = _Mode.CHUNKS
+                self._mode = _CHUNKS
                 self.write_raw = None
         if self.closes:
             framing_line += b"Connection: close\r\n"
@@ -63,9 +68,9 @@ class Relay:
 
     def pass_on(self, raw: bytes, payload: bytes) -> None:
         """Write the next piece of the body."""
-        if self._mode is _Mode.PAYLOAD:
+        if self._mode is _PAYLOAD:
             raw = payload
-        elif self._mode is _Mode.CHUNKS:
+        elif self._mode is _CHUNKS:
             raw = b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
         if self._head:
             raw = self._head + raw
@@ -81,8 +86,8 @@ class Relay:
 
     def finish(self, last_chunk: bytes = b"") -> None:
         """Write what ends the body: the replica's ``last_chunk``, where its chunks went through."""
-        if self._mode is not _Mode.RAW:
-            last_chunk = LAST_CHUNK if self._mode is _Mode.CHUNKS else b""
+        if self._mode is not _RAW:
+            last_chunk = LAST_CHUNK if self._mode is _CHUNKS else b""
         last = self._head + last_chunk
         if last:
             self._head = b""
@@ -90,7 +95,7 @@ class Relay:
 
     def can_add_chunk(self, is_between_chunks: bool) -> bool:
         """Say whether a chunk could be written now; ``is_between_chunks``: of the replica's."""
-        return self._is_chunked and (self._mode is _Mode.CHUNKS or is_between_chunks)
+        return self._is_chunked and (self._mode is _CHUNKS or is_between_chunks)
 
     def add_chunk(self, payload: bytes) -> None:
         """Write a chunk of the gateway's own, behind what the client has to get before it."""
@@ -100,4 +105,4 @@ class Relay:
     @property
     def end_is_visible(self) -> bool:
         """Whether a client can tell from a closed connection that the body is not whole."""
-        return self._mode is not _Mode.PAYLOAD
+        return self._mode is not _PAYLOAD

@@ -26,9 +26,12 @@ JOINED_BYTES_MAX = 16_384
 
 _HTTP = b"HTTP/"
 _HEAD_END_BYTES = len(HEAD_END)
-_SWITCHING = 101
+_SWITCHING, _REQUEST_TIMEOUT = 101, 408
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 """Told to a parser that is to read a body only; the real head has been read already."""
+
+# To look a member up is a call of its own (until Python 3.12); these stand for every answer.
+_NONE, _LENGTH, _CHUNKED = Framing.NONE, Framing.LENGTH, Framing.CHUNKED
 
 _PART_OF_LAST_CHUNK = re.compile(rb"(?:\A|\n)0")
 
@@ -91,7 +94,7 @@ class ReplicaConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: HttpResponseParser | None = None
         self._parts: list[bytes] = []
-        self._begun, self._ended = count(), count()  # chunks of the answer under way
+        self._begun, self._ended = count(), count()  # chunks, as the parser counts them
         self.on_body: Callable[[bytes], None]
         self.on_chunk_header: Callable[[], int]
         self.on_chunk_complete: Callable[[], int]
@@ -165,7 +168,7 @@ class ReplicaConnection(asyncio.Protocol):
         sink = self._sink
         if sink is None:
             self.abort()  # an answer that nobody asked for
-        elif self._framing is Framing.CHUNKED:
+        elif self._framing is _CHUNKED:
             self._read_chunks(sink, data)
         elif self._framing is not None:
             self._read_body(sink, data)
@@ -200,7 +203,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def _read_head(self, data: bytes) -> None:
         buffer = self._buffer + data if self._buffer else data
-        if not buffer.startswith(_HTTP[: len(buffer)]):
+        if not buffer.startswith(_HTTP) and not _HTTP.startswith(buffer):
             self._bad("its answer is not HTTP")
             return
         while True:
@@ -212,7 +215,12 @@ class ReplicaConnection(asyncio.Protocol):
             except BadHeadError as error:
                 self._bad(f"the head of its answer cannot be read: {error}")
                 return
-            buffer = buffer[end + len(HEAD_END) :]
+            buffer = buffer[end + _HEAD_END_BYTES :]
+            if head.status == _REQUEST_TIMEOUT and self.was_reused and not head.keep_alive:
+                # It is about the silence before this request, as proxies say it (RFC 9110, 15.5.9).
+                self.has_answered = False
+                self._gone(None)
+                return
             if head.status >= 200:
                 self._begin_body(head, length, buffer)
                 return
@@ -221,24 +229,26 @@ class ReplicaConnection(asyncio.Protocol):
                 return
         if len(buffer) > self._head_bytes_max:
             self._bad("the head of its answer is too large")
+        elif buffer.count(b"\n") != buffer.count(b"\r\n"):
+            self._bad("a line of the head of its answer does not end with CR LF")
         self._buffer = buffer
 
     def _begin_body(self, head: AnswerHead, length: int | None, body: bytes) -> None:
         sink = self._sink
         assert sink is not None
-        framing = self._framing = Framing.NONE if self._bodiless else head.framing
+        framing = self._framing = _NONE if self._bodiless else head.framing
         self._remaining = length or 0
-        if framing is Framing.CHUNKED:
+        if framing is _CHUNKED:
             self._begin_chunks()
         self._reusable = head.keep_alive
-        is_whole = framing is Framing.NONE or (framing is Framing.LENGTH and not length)
+        is_whole = framing is _NONE or (framing is _LENGTH and not length)
         sink.on_head(head, length, framing, is_followed=is_whole or bool(body))
         if self._sink is not sink:
             return
         if is_whole:
             self._reusable = self._reusable and not body
             sink.on_body_end()
-        elif framing is Framing.CHUNKED and body:
+        elif framing is _CHUNKED and body:
             self._read_chunks(sink, body)
         elif body:
             self._read_body(sink, body)
@@ -246,7 +256,7 @@ class ReplicaConnection(asyncio.Protocol):
     # ---- the body
 
     def _read_body(self, sink: AnswerSink, data: bytes) -> None:
-        if self._framing is not Framing.LENGTH:
+        if self._framing is not _LENGTH:
             sink.on_body(data, data)
             return
         if len(data) > self._remaining:
@@ -259,13 +269,13 @@ class ReplicaConnection(asyncio.Protocol):
 
     def _begin_chunks(self) -> None:
         self._complete = self._excess = self._is_ending = False
-        self._parts = []
-        self._begun, self._ended = count(), count()
-        # The parser calls these for every chunk of every stream: functions in C, not in Python.
-        self.on_body = self._parts.append
-        self.on_chunk_header = self._begun.__next__
-        self.on_chunk_complete = self._ended.__next__
-        self._parser = HttpResponseParser(self)
+        self._parts.clear()
+        if self._parser is None:
+            # It calls these for every chunk of every stream: functions in C, not in Python.
+            self.on_body = self._parts.append
+            self.on_chunk_header = self._begun.__next__
+            self.on_chunk_complete = self._ended.__next__
+            self._parser = HttpResponseParser(self)
         self._parser.feed_data(_CHUNKED_HEAD)
 
     def _read_chunks(self, sink: AnswerSink, data: bytes) -> None:
@@ -330,7 +340,7 @@ class ReplicaConnection(asyncio.Protocol):
 
         There are clients that take it for the whole of it.
         """
-        if self._framing is not Framing.CHUNKED or self.is_between_chunks:
+        if self._framing is not _CHUNKED or self.is_between_chunks:
             return False
         return self._is_ending or _PART_OF_LAST_CHUNK.search(self._last_piece) is not None
 

@@ -16,6 +16,7 @@ from router.gateway.limits import NEVER_US
 from router.gateway.replica_connection import ReplicaConnection
 from router.gateway.resolver import HostAddresses
 from router.gateway.tls import replica_context
+from router.replica_entry import NAMELESS, socket_path
 
 POOL_UNUSED_US = 60_000_000
 """How long a pool without connections is kept; it is a few hundred bytes."""
@@ -36,10 +37,14 @@ class ReplicaAddress:
     authority: bytes  # for the Host header
     prefix: bytes  # of every path
     is_tls: bool
+    socket_path: str | None = None  # instead of host and port
 
 
 def parse_address(url: str) -> ReplicaAddress:
     """Return the parts of ``url``. Raises ReplicaUrlError."""
+    path = socket_path(url)
+    if path is not None:
+        return ReplicaAddress(NAMELESS, 0, NAMELESS.encode(), b"", False, path)
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -156,6 +161,9 @@ class ReplicaPool:
 
     async def _connect(self, connection: ReplicaConnection) -> None:
         loop, address = asyncio.get_running_loop(), self.address
+        if address.socket_path is not None:
+            await loop.create_unix_connection(lambda: connection, address.socket_path)
+            return
         tls = self._tls() if address.is_tls else None
         refused: OSError | None = None
         try:

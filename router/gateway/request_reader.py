@@ -36,6 +36,10 @@ class Phase(Enum):
     OVER = "over"  # refused, or the last request of its connection
 
 
+# To look a member up is a call of its own (until Python 3.12); of these there were many a request.
+_BETWEEN = Phase.BETWEEN
+
+
 class RequestReader:
     """Fed with bytes, it puts requests into ``ready``, and at most one Refusal, which is last.
 
@@ -64,6 +68,27 @@ class RequestReader:
     def is_full(self) -> bool:
         """Whether so many requests wait that no more bytes should be read."""
         return len(self.ready) > self._config.pipelined_max
+
+    def read_whole(self, data: bytes) -> Request | None:
+        """Return the one request that ``data`` is, as nearly always; else None, and ``feed`` it."""
+        if self._rest or self.ready or self.phase is not _BETWEEN:
+            return None
+        end = data.find(HEAD_END)
+        if not 0 < end <= self._config.header_bytes_max:
+            return None
+        try:
+            head, length = self._read(data[: end + 2])
+        except BadHeadError:
+            return None
+        body = data[end + len(HEAD_END) :]
+        size = len(body)
+        if size != (length or 0) or size > self._config.max_body_bytes or head.is_chunked:
+            return None
+        if head.num_fields > self._config.header_count_max or (size and not self._reserve(size)):
+            return None
+        if not head.keep_alive:
+            self.phase = Phase.OVER
+        return Request(head, body)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""

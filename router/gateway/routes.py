@@ -6,7 +6,8 @@ from enum import Enum
 from contract.failures import Failure
 from router.core.request import CHAT_PATH, COMPLETION_PATH
 from router.gateway.config import GatewayConfig
-from router.gateway.verdict import Refusal
+from router.gateway.http_head import RequestHead
+from router.gateway.verdict import Refusal, refusal_of_head
 
 MODELS_PATH = "/v1/models"
 UNMATCHED = "unmatched"
@@ -49,6 +50,16 @@ class Match:
     def is_open(self) -> bool:
         """Whether it is answered without a key: probes and browsers before a request have none."""
         return self.route in _OPEN
+
+    def refuse(self, head: RequestHead, *, is_draining: bool) -> Refusal | None:
+        """Return why a request with this head is not served, None if it is."""
+        if head.objection is not None and not self.is_open:
+            return refusal_of_head(head.objection)
+        if self.refusal is not None:
+            return self.refusal
+        if is_draining and self.route is Route.REPLICA:
+            return Refusal(Failure.DRAINING, "the gateway is stopping; try another or again later")
+        return None
 
 
 class Routes:

@@ -15,6 +15,14 @@ ENGINE_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
 """That every engine has: a 404 there is about the model, not about the path."""
 
 
+# To look a member up is a call of its own (until Python 3.12).
+_COMPLETE, _OK = Outcome.COMPLETE, AttemptOutcome.OK
+
+
+MODEL_SHOWN_MAX = 256
+"""How much of a name that a client has made up is told back to it."""
+
+
 @dataclass(slots=True)
 class Verdict:
     """On one whole answer of a replica."""
@@ -31,12 +39,12 @@ def judge_answer(status: int, watch: AnswerWatch | None) -> Verdict:
     if status >= 400:
         return Verdict(Outcome.REPLICA_ERROR, attempt_of_status(status))
     if watch is None:
-        return Verdict(Outcome.COMPLETE, AttemptOutcome.OK)
+        return Verdict(_COMPLETE, _OK)
     error_status = watch.error_status()
     if error_status is not None:
         attempt = attempt_of_status(error_status)
         return Verdict(Outcome.REPLICA_ERROR, attempt, detail=f"an error under status {status}")
-    verdict = Verdict(Outcome.COMPLETE, AttemptOutcome.OK)
+    verdict = Verdict(_COMPLETE, _OK)
     try:
         verdict.usage = watch.usage()
     except ValueError:
@@ -65,6 +73,8 @@ class Refusal:
 
 def refusal_of(reason: Reason, model: str | None) -> Refusal:
     """Return the answer to a request for which there is no replica."""
+    if model is not None and len(model) > MODEL_SHOWN_MAX:
+        model = model[:MODEL_SHOWN_MAX] + "..."
     named = "" if model is None else f" for model {model!r}"
     if reason is Reason.MODEL_NOT_FOUND:
         message = f"the model {model!r} does not exist; GET /v1/models lists those that do"
@@ -80,6 +90,8 @@ def refusal_of(reason: Reason, model: str | None) -> Refusal:
 _OBJECTIONS = {
     Failure.INVALID_API_KEY: "a key of this gateway is needed: 'Authorization: Bearer KEY', or "
     "'x-api-key: KEY'",
+    Failure.LOOP_DETECTED: "this request has come through this gateway before: one of its replicas "
+    "is the gateway itself, or leads back to it",
     Failure.EXPECTATION_FAILED: "the only expectation that can be met is 100-continue",
     Failure.UPGRADE_REFUSED: "there are no WebSockets here; ask with POST, and for a stream with "
     '"stream": true',

@@ -1,6 +1,7 @@
 """The settings of the store and of the loops that read it."""
 
 from dataclasses import dataclass
+from math import inf
 
 from contract.options import option
 
@@ -40,8 +41,8 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, int | float) and value <= 0:
-                raise ValueError(f"{name} is {value}, must be above 0")
+            if isinstance(value, int | float) and not 0 < value < inf:  # NaN is not
+                raise ValueError(f"{name} is {value}, must be a number above 0")
         if self.kv_block_s > 0.1:
             raise ValueError(f"kv_block_s is {self.kv_block_s}, must be at most 0.1")
         schemes = ("redis://", "rediss://", "unix://")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from contract.load_report import (
+    UNREADABLE,
     GatewayReport,
     LoadReport,
     ReportSchemaError,
@@ -59,7 +60,7 @@ def gateway_reports(values: Mapping[str, bytes]) -> list[GatewayReport]:
     for gateway_id, data in values.items():
         try:
             report = decode_gateway_report(data)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             continue
         loads = report.in_flight.values()
         if report.gateway_id == gateway_id and all(

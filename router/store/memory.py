@@ -6,10 +6,8 @@ Values are kept encoded, so that both stores hand over what went through the sam
 import asyncio
 from collections.abc import Callable
 
-import msgspec
-
 from contract.kv_events import KvEventBatch, KvSnapshot, decode_batch, decode_snapshot
-from contract.load_report import GatewayReport, encode_gateway_report
+from contract.load_report import UNREADABLE, GatewayReport, encode_gateway_report
 from contract.redis_layout import GATEWAY_TTL_MS, KV_STREAM_MAX_BATCHES, REPORT_TTL_MS
 from router.store.config import StoreConfig
 from router.store.inbox import ReportInbox, gateway_reports
@@ -130,12 +128,12 @@ class MemoryStore:
 def _decoded(data: bytes) -> KvEventBatch | None:
     try:
         return decode_batch(data)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 
 def _decoded_snapshot(data: bytes | None) -> KvSnapshot | None:
     try:
         return None if data is None else decode_snapshot(data)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None

@@ -8,10 +8,8 @@ reads events then resyncs.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
-
 from contract.kv_events import KvEventBatch, KvSnapshot, decode_batch, decode_snapshot
-from contract.load_report import GatewayReport, encode_gateway_report
+from contract.load_report import UNREADABLE, GatewayReport, encode_gateway_report
 from contract.redis_layout import BATCH_FIELD, GATEWAY_TTL_MS, KV_STREAM_MAX_BATCHES, RedisLayout
 from router.store.config import StoreConfig
 from router.store.inbox import ReportInbox, gateway_reports
@@ -188,14 +186,14 @@ def _batch(fields: Any) -> KvEventBatch | None:
         return None
     try:
         return decode_batch(fields[1])
-    except (msgspec.MsgspecError, TypeError):
+    except (*UNREADABLE, TypeError):
         return None
 
 
 def _snapshot(data: Any) -> KvSnapshot | None:
     try:
         return decode_snapshot(data) if isinstance(data, bytes) else None
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
 
 

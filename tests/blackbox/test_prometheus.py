@@ -60,13 +60,17 @@ EXPRS: dict[Key, str] = {
 EMPTY_WHEN_HEALTHY: dict[Key, str] = {
     ("Errors by code", "{{code}}"): "no request fails",
     ("Second tries and lost clients", "retry: {{reason}}"): "no attempt fails",
+    ("Broken streams, continued", "{{reason}}"): "no stream breaks",
+    ("Broken streams, continued", "not continued: {{reason}}"): "no stream breaks",
+    ("Refused at the door", "{{code}}"): "no client is refused",
     ("Store faults", "{{fault}}"): "Redis answers",
     ("Store faults", "undecodable values"): "only replicas write to Redis",
     ("Bugs met", "restart of {{task}}"): "no background loop fails",
 }
 OF_A_BUSY_MACHINE = {
     *("WarmrouteTtftHigh", "WarmrouteEventLoopLag", "WarmrouteQueueGrowing"),
-    *("WarmrouteGatewaySaturated", "WarmrouteStoreDown"),
+    *("WarmrouteGatewaySaturated", "WarmrouteStoreDown", "WarmrouteEventLoopBlocked"),
+    "WarmrouteReplicaSlow",
 }
 """What a healthy fleet may come near to where other tests take its cores."""
 
@@ -148,6 +152,10 @@ async def _make_trouble(fleet: WatchedFleet) -> None:
         body = {"model": "no-such-model", "prompt": "hello"}
         async with session.post(f"{url}/v1/completions", json=body) as response:
             assert response.status == 404
+        headers = {"x-long": "x" * 40_000}
+        async with session.post(f"{url}/v1/completions", headers=headers) as response:
+            assert response.status == 431
+    await seen('sum(rate(warmroute_failures_total{code="headers_too_large"}[8s])) > 0')
     await seen('sum(rate(warmroute_failures_total{code="model_not_found"}[8s])) > 0')
 
     leaving = Streams(url, MODEL)
@@ -162,13 +170,11 @@ async def _make_trouble(fleet: WatchedFleet) -> None:
     await seen("sum(rate(warmroute_retries_total[8s])) > 0")
     await seen('max(warmroute_replica_ejected{replica="replica-1"}) == 1')
 
-    cut = Streams(url, MODEL)
-    prompts = [f"stream {number}" for number in range(20)]
-    streaming = asyncio.create_task(cut.run(prompts, num_tokens=400))
-    await cut.begun.wait()
-    fleet.children["replica-2"].signal(SIGKILL)
-    await streaming
+    await _kill_under_streams(fleet, "replica-2", fleet.gateway_urls)
     await seen("sum(rate(warmroute_broken_answers_total[8s])) > 0")
+    await seen("sum(rate(warmroute_resumes_total[8s])) > 0")
+    await _kill_under_streams(fleet, "replica-0", fleet.gateway_urls[1:])  # the last one
+    await seen("sum(rate(warmroute_resumes_refused_total[8s])) > 0")
 
     fleet.children["redis"].signal(SIGSTOP)
     try:
@@ -177,6 +183,17 @@ async def _make_trouble(fleet: WatchedFleet) -> None:
         await seen("sum(rate(warmroute_store_faults_total[8s])) > 0")
     finally:
         fleet.children["redis"].signal(SIGCONT)
+
+
+async def _kill_under_streams(fleet: WatchedFleet, replica: str, urls: Sequence[str]) -> None:
+    prompts = [f"stream {number} of {replica}" for number in range(20)]
+    all_streams = [Streams(url, MODEL) for url in urls]
+    async with asyncio.TaskGroup() as streaming:
+        for streams in all_streams:
+            streaming.create_task(streams.run(prompts, num_tokens=400))
+        for streams in all_streams:
+            await streams.begun.wait()
+        fleet.children[replica].signal(SIGKILL)
 
 
 def test_every_client_was_answered(seen: Seen) -> None:

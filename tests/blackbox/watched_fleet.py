@@ -1,4 +1,7 @@
-"""Two gateways and three replicas under the eyes of a Prometheus, as processes of their own."""
+"""Two gateways and three replicas under the eyes of a Prometheus, as processes of their own.
+
+The second gateway continues broken streams, the first lets its clients see them break.
+"""
 
 import asyncio
 import sys
@@ -46,6 +49,7 @@ async def watched_fleet(folder: Path) -> AsyncIterator[WatchedFleet]:
             f"gateway-{i}": ["router", "--port", str(data[i]), "--admin-port", str(admin[i])]
             for i in range(NUM_GATEWAYS)
         }
+        commands["gateway-1"] += ["--set", "gateway.failover=resume"]
         async with asyncio.TaskGroup() as starting:
             for name, words in commands.items():
                 argv = [sys.executable, "-m", "warmroute", *words, *shared]

@@ -86,6 +86,14 @@ def test_any_bytes_are_a_report_or_one_kind_of_error(data: bytes) -> None:
         pass
 
 
+def test_a_report_without_end_is_an_error_of_that_kind_too() -> None:
+    fields = msgspec.to_builtins(make()) | {"more": None}
+    data = msgspec.msgpack.encode(fields)[:-1] + b"\x91" * 100_000
+
+    with pytest.raises(ReportSchemaError, match="recursion"):
+        decode_report(data)
+
+
 def test_gateway_report_survives_the_wire() -> None:
     report = GatewayReport("g", "i", 3, {"a": InFlight(2, 900)})
 

@@ -112,3 +112,15 @@ async def test_http_07_a_body_without_a_key_is_refused_before_it_is_sent() -> No
 
         assert (await client.line()).startswith(b"HTTP/1.1 401")
         assert b"100 Continue" not in await client.rest()
+
+
+async def test_http_10_a_request_that_has_been_here_is_not_sent_round_again() -> None:
+    """A replica that is the gateway itself, or leads back to it."""
+    async with Fake() as a, gateway_of(a) as gateway:
+        await gateway.chat("hi", "Via: 1.1 cdn.example")
+        before, own = a.asked[0].values("via")
+        answer = await gateway.chat("hi", f"Via: {before}, {own}")
+
+    assert before == "1.1 cdn.example"
+    assert (answer.status, answer.code) == (508, "loop_detected")
+    assert len(a.asked) == 1

@@ -175,6 +175,7 @@ async def test_the_same_replica_again_changes_nothing(admin: Admin) -> None:
         (b'{"url": 5}', "url is a int"),
         (b'{"url": "ftp://127.0.0.1:1"}', "expected http://host:port"),
         (b'{"url": "http://user:LEAKED@127.0.0.1:1"}', "expected http://host:port"),
+        (b'{"url": "unix:///run/docker.sock"}', "scheme 'unix', expected http://host:port"),
         (b'{"url": "http://127.0.0.1:1", "x": 1}', "known: url, id, model"),
         (b'{"url": "http://127.0.0.1:1", "id": "a\\nb"}', "cannot be printed"),
     ],
@@ -233,8 +234,11 @@ async def test_a_port_with_keys_is_closed_to_all_others() -> None:
         health = await admin.json("GET", "/health")
         for headers in ({"Authorization": "Bearer key"}, {"x-api-key": "key"}):
             await admin.json("GET", "/admin/replicas", headers=headers)
+        async with admin.client.get("/metrics", headers={"x-api-key": "key"}) as response:
+            metrics = await response.text()
 
     assert {refusal.status for refusal in refusals} == {changed.status} == {401}
+    assert f"warmroute_admin_keys_refused_total {len(refusals) + 1:.1f}" in metrics
     assert health["status"] == "ok"
     assert admin.fleet.views() == []
 
@@ -354,6 +358,16 @@ async def test_a_page_of_another_origin_cannot_change_the_fleet(admin: Admin) ->
 
     assert [refusal.status for refusal in refusals] == [403, 403, 403]
     assert (await admin.json("POST", "/admin/replicas/a/drain", headers=own))["draining"]
+
+
+async def test_a_page_of_a_name_that_leads_here_cannot_change_the_fleet(admin: Admin) -> None:
+    """DNS rebinding: to the browser the page and this port are of one origin."""
+    admin.fleet.add_static(REPLICA, "a", now_us=clock_us())
+    led_here = {"Origin": "http://evil.example:8081", "Host": "evil.example:8081"}
+
+    refusal = await admin.error("DELETE", "/admin/replicas/a", headers=led_here)
+
+    assert refusal.status == 403
 
 
 async def test_an_explanation_shows_the_arithmetic_and_books_nothing(admin: Admin) -> None:

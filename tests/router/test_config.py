@@ -101,7 +101,7 @@ def test_set_flags_reach_every_section_and_policy() -> None:
     )
     given = [
         "routing.in_flight_max=9",
-        "log.log_requests=true",
+        "log.log_requests=false",
         f"policy.name={name}",
         f"policy.{name}.{setting.name}={setting.default}",
     ]
@@ -109,7 +109,7 @@ def test_set_flags_reach_every_section_and_policy() -> None:
     config = load_router_config(None, {"set": given})
 
     assert config.routing.in_flight_max == 9
-    assert config.log.log_requests is True
+    assert config.log.log_requests is False
     assert config.policy.name == name
     assert origin_of(config, f"policy.{name}.{setting.name}") is Origin.FLAG
 

@@ -118,6 +118,7 @@ async def test_a_replica_that_reports_is_believed_and_not_asked(
         saying(b'{"data": {}}'),
         saying(b'{"data": [{"id": 5}]}'),
         saying(b'{"data": []}'),
+        saying(b'{"data": [{"id": "x", "more": ' + b"[" * 100_000),
         saying(b'{"data": [{"id": "x"}]}', 500),
         saying(b'{"data": [{"id": "' + b"x" * 1000 + b'"}, {"id": ""}, {"id": "a\\nb"}]}'),
         saying(b" " * (ANSWER_BYTES_MAX + 1) + b'{"data": [{"id": "x"}]}'),
@@ -162,3 +163,25 @@ async def test_a_replica_that_is_not_there_is_said_once_and_asked_again(
 
     lines = [record.getMessage() for record in caplog.records if "gone" in record.getMessage()]
     assert len(lines) == 1
+
+
+async def test_a_replica_that_has_come_is_asked_at_once_and_the_others_later(world: World) -> None:
+    asked: list[str] = []
+
+    def noting(name: str) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            asked.append(name)
+            return await listing(name)(request)
+
+        return answer
+
+    world.discovery = Discovery(world.fleet, interval_s=3_600.0, timeout_s=5.0)
+    await world.replica("a", noting("a"))
+    task = asyncio.create_task(world.discovery.run())
+    await until(lambda: asked == ["a"])
+    await world.replica("b", noting("b"))
+    await until(lambda: len(asked) > 1)
+    task.cancel()
+    await asyncio.wait([task])
+
+    assert asked == ["a", "b"]

@@ -25,6 +25,7 @@ from router.core.policy import build_policy
 from router.core.reason import Outcome, Reason
 from router.core.record import ExchangeRecord
 from router.core.view import RouteRequest
+from router.gateway.data_plane import DataPlaneStats
 from router.loop_lag import WINDOW_S, LoopLag
 from router.metric_table import METRICS, Kind
 from router.metrics import MODELS_MAX, RouterMetrics, metric_rows
@@ -61,6 +62,18 @@ RECORD = ExchangeRecord(
 )
 
 
+STATS = DataPlaneStats(
+    clients=6,
+    exchanges=5,
+    queued=4,
+    idle_replica_connections=3,
+    buffered_bytes=2_000,
+    turned_away=7,
+    handshakes_failed=8,
+    is_draining=False,
+)
+
+
 class World:
     """Metrics over a real fleet of one model."""
 
@@ -73,7 +86,7 @@ class World:
         self.sync = FleetSync(MemoryStore(config, int), self.fleet, config, own, int)
         self.lag = LoopLag()
         self.metrics = RouterMetrics()
-        self.metrics.attach(self.fleet, self.sync, self.lag, lambda: 4)
+        self.metrics.attach(self.fleet, self.sync, self.lag, lambda: STATS)
 
     def end(self, **changes: object) -> None:
         self.metrics.exchange_started()
@@ -302,6 +315,27 @@ def test_what_a_replica_does_not_say_is_absent_and_never_zero(world: World) -> N
     assert world.value("warmroute_replica_waiting_requests", replica="a") == 2
 
 
+def test_what_the_data_plane_holds_and_refuses_is_read_at_the_scrape(world: World) -> None:
+    refused = "warmroute_connections_refused_total"
+
+    assert world.value("warmroute_client_connections") == 6
+    assert world.value("warmroute_queued_requests") == 4
+    assert world.value("warmroute_buffered_bytes") == 2_000
+    assert world.value(refused, reason="limit") == 7
+    assert world.value(refused, reason="tls") == 8
+
+
+def test_a_slow_start_is_seen_until_it_is_over(world: World) -> None:
+    world.fleet.on_report(report("a", incarnation="second"), 0, 1_000_000)
+
+    during = world.value("warmroute_replica_recovering", replica="a")
+    world.fleet.tick(1_000_000 + round(RoutingConfig().slow_start_s * 1e6))
+
+    assert during == 1
+    assert world.value("warmroute_replica_recovering", replica="a") == 0
+    assert world.value("warmroute_replica_recovering", replica="b") == 0
+
+
 def test_own_load_and_standing_of_a_replica_are_seen(world: World) -> None:
     world.fleet.drain("b", True)
     decision = world.fleet.decide(RouteRequest("id", "m", 10), now_us=5)
@@ -422,3 +456,22 @@ async def test_lag_is_measured_while_the_loop_runs() -> None:
 
     task.cancel()
     await asyncio.wait([task])
+
+
+async def test_the_tasks_of_the_loop_are_counted_at_the_scrape(world: World) -> None:
+    idle = asyncio.Event()
+    before_it_ran = world.value("warmroute_event_loop_tasks")
+    lag = asyncio.create_task(world.lag.run())
+    await until(lambda: world.lag.num_tasks > 0)
+    alone = world.value("warmroute_event_loop_tasks")
+    others = [asyncio.create_task(idle.wait()) for _ in range(5)]
+
+    with_others = world.value("warmroute_event_loop_tasks")
+    idle.set()
+    await asyncio.wait(others)
+
+    assert before_it_ran == 0
+    assert with_others == alone + 5
+    assert world.value("warmroute_event_loop_tasks") == alone
+    lag.cancel()
+    await asyncio.wait([lag])

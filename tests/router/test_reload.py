@@ -50,7 +50,7 @@ def taken(file: File) -> Taken:
 async def test_what_has_changed_is_taken_in_and_named(file: File, taken: Taken) -> None:
     file.write(
         "[gateway]\nmax_body_bytes = 2000\n[policy]\nname = 'round_robin'\n"
-        "[log]\nlog_requests = true\n"
+        "[log]\nlog_requests = false\n"
     )
 
     changed = await taken.live.reload()
@@ -169,3 +169,42 @@ def test_a_replica_that_reports_stays_whatever_is_listed() -> None:
     take_replicas(fleet, before, load_router_config(), now_us=3)
 
     assert "a" in ids(fleet)
+
+
+async def test_a_file_that_is_being_written_is_read_when_it_is_whole() -> None:
+    whole = load_router_config({"replicas": ["http://a:1"]}, {})
+    half = load_router_config({}, {})
+    readings = [half, whole, whole]
+    live = LiveSettings(Settings.read(whole), lambda: readings.pop(0))
+    live.take = lambda *_: None
+
+    await live.reload()
+
+    assert [entry.url for entry in live.now.config.replicas] == ["http://a:1"]
+    assert readings == []
+
+
+async def test_a_file_that_never_stays_as_it_is_changes_nothing() -> None:
+    settings = (load_router_config({"replicas": [f"http://a:{n}"]}, {}) for n in range(1, 1000))
+    live = LiveSettings(Settings.read(next(settings)), lambda: next(settings))
+
+    with pytest.raises(SettingError, match="change while they are read"):
+        await live.reload()
+    assert live.generation == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[gateway]\nconnect_timeout_s = nan\n",
+        "[gateway]\nmax_body_bytes = inf\n",
+        "[store]\nread_interval_s = inf\n",
+        "[routing]\nreport_stale_s = nan\n",
+        "[policy]\nname = ['prefix_load']\n",
+    ],
+)
+async def test_what_is_no_number_or_name_is_refused(file: File, taken: Taken, text: str) -> None:
+    file.write(text)
+
+    with pytest.raises(SettingError):
+        await taken.live.reload()

@@ -15,7 +15,7 @@ from router.metric_table import Kind, metric_rows
 from warmroute.dashboard.grafana import dashboard, dashboard_json
 from warmroute.dashboard.panel import Panel, Row
 from warmroute.dashboard.promql import quantile, rate, series, share
-from warmroute.dashboard.rows import ROWS
+from warmroute.dashboard.rows import NOT_SHOWN, ROWS
 
 ROOT = Path(__file__).parent.parent.parent
 DASHBOARD = ROOT / "deploy" / "grafana" / "warmroute.json"
@@ -30,7 +30,10 @@ EXPRS = [
     *(column.expr for panel in PANELS for column in panel.columns),
 ]
 ALERTS = re.findall(r"- alert: (\w+)", RULES)
-SINCE_START = {"warmroute_background_restarts_total", "warmroute_odd_usage_total"}
+SINCE_START = {
+    *("warmroute_background_restarts_total", "warmroute_odd_usage_total"),
+    "warmroute_config_refused_total",
+}
 """Counters that a panel shows as they are: one event in a week must not fade."""
 
 
@@ -71,6 +74,18 @@ def test_a_metric_that_nobody_exports_is_found(name: str, other: str) -> None:
     (expr, *_) = [expr for expr in EXPRS if name in expr]
 
     assert undeclared(expr.replace(name, other)) == {other}
+
+
+def test_every_metric_is_on_a_panel_or_it_is_said_why_not() -> None:
+    asked_for = metrics_in(" ".join(EXPRS))
+    shown = {
+        row.name
+        for row in metric_rows()
+        if (f"{row.name}_bucket" if row.kind is Kind.HISTOGRAM else row.name) in asked_for
+    }
+
+    assert {row.name for row in metric_rows()} - shown == NOT_SHOWN.keys()
+    assert all(NOT_SHOWN.values())
 
 
 def test_variables_are_asked_for_by_metrics_that_are_declared() -> None:

@@ -50,6 +50,14 @@ def test_what_cannot_be_is_refused_with_what_is_known(text: str, message: str) -
         open_workload(text)
 
 
+def test_a_file_without_a_format_is_told_how_to_name_one(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(ROW)
+
+    with pytest.raises(SettingError, match=f"a file needs its format, as in mooncake:{path}$"):
+        open_workload(f"{path},first=1")
+
+
 def test_a_file_may_be_plain_or_packed_whatever_it_is_called(tmp_path: Path) -> None:
     plain, packed = tmp_path / "plain.gz", tmp_path / "packed.jsonl"
     plain.write_text(ROW)

@@ -19,10 +19,12 @@ class Unit(Enum):
 
     COUNT = "short"
     SHARE = "percentunit"
+    TIMES = "suffix: x"
     SECONDS = "s"
     PER_SECOND = "suffix:/s"
     REQUESTS_PER_S = "reqps"
     TOKENS_PER_S = "si:tok/s"
+    BYTES = "bytes"
     BYTES_PER_S = "Bps"
 
 

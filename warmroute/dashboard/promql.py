@@ -7,6 +7,7 @@ view counts, ``sum`` where each gateway tells its own part.
 """
 
 import re
+from collections.abc import Sequence
 
 from router.metric_table import ROWS, Kind
 
@@ -41,9 +42,9 @@ def fold(how: str, expr: str, *labels: str) -> str:
     return f"{how} by ({', '.join(labels)}) ({expr})" if labels else f"{how}({expr})"
 
 
-def total(name: str, *labels: str) -> str:
-    """Return a counter's growth per second, summed; ``labels`` stay."""
-    return fold("sum", rate(name), *labels)
+def total(name: str, *labels: str, where: Sequence[str] = ()) -> str:
+    """Return a counter's growth per second, summed; ``labels`` stay, ``where`` are matchers."""
+    return fold("sum", rate(name, *where), *labels)
 
 
 def share(part: str, whole: str) -> str:

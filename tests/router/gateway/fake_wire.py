@@ -11,7 +11,8 @@ class Wire:
         self.unsent_bytes = 0
 
     def write(self, data: bytes) -> None:
-        self.written.append(data)
+        if not self.is_closed:
+            self.written.append(data)
 
     def writelines(self, pieces: list[bytes]) -> None:
         self.written += pieces

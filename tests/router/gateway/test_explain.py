@@ -25,7 +25,6 @@ async def test_who_asks_is_told_where_allowed() -> None:
         gateway_of(
             *(replica, "http://user:secret@127.0.0.1:1"),
             policy="prefix_load",
-            explain_requests=True,
         ) as gateway,
     ):
         gateway.fleet.drain("r1", True)
@@ -52,7 +51,7 @@ async def test_a_retry_explains_its_own_decision() -> None:
     async with (
         ScriptedReplica(overloaded, "a") as first,
         ScriptedReplica(answering(ok(completion())), "b") as second,
-        gateway_of(first, second, explain_requests=True) as gateway,
+        gateway_of(first, second) as gateway,
     ):
         answer = await gateway.chat("hi", ASK)
 
@@ -65,17 +64,17 @@ async def test_a_retry_explains_its_own_decision() -> None:
 async def test_no_other_word_asks(value: str) -> None:
     async with (
         ScriptedReplica(answering(ok(completion()))) as replica,
-        gateway_of(replica, explain_requests=True) as gateway,
+        gateway_of(replica) as gateway,
     ):
         answer = await gateway.chat("hi", f"x-warmroute-explain: {value}")
 
     assert answer.values(HEADER) == []
 
 
-async def test_by_default_nobody_is_told_and_the_replica_is_never_asked() -> None:
+async def test_where_it_is_off_nobody_is_told_and_the_replica_is_never_asked() -> None:
     async with (
         ScriptedReplica(answering(ok(completion(), f"{HEADER}: of another"))) as replica,
-        gateway_of(replica) as gateway,
+        gateway_of(replica, explain_requests=False) as gateway,
     ):
         answer = await gateway.chat("hi", ASK)
 

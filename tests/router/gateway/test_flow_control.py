@@ -104,8 +104,34 @@ def test_the_head_of_a_stream_is_written_with_its_first_bytes(bench: Bench) -> N
     assert written.endswith(HEAD_END + chunk(event("t")))
 
 
-def test_the_head_of_another_answer_is_not_held_back(bench: Bench) -> None:
+async def test_the_head_of_a_stream_is_not_the_first_byte_waited_for(bench: Bench) -> None:
+    limit_s = GatewayConfig().first_byte_timeout_s
+    bench.client.data_received(post(chat(stream=True)))
+    bench.pass_time(0.9 * limit_s)
+    bench.replica.data_received(STREAM_HEAD)
+    bench.pass_time(0.05 * limit_s)
+    is_waited_for = not bench.replica_wire.is_closed
+    bench.pass_time(0.06 * limit_s)
+
+    assert is_waited_for
+    assert bench.replica_wire.is_closed
+
+
+def test_the_head_of_an_answer_in_json_waits_for_its_first_byte(bench: Bench) -> None:
     answer = ok(completion())
+    head_bytes = answer.index(HEAD_END) + len(HEAD_END)
+    bench.client.data_received(post(chat()))
+    bench.replica.data_received(answer[:head_bytes])
+    before = list(bench.client_wire.written)
+    bench.replica.data_received(answer[head_bytes:])
+
+    assert before == []
+    (written,) = bench.client_wire.written
+    assert written.endswith(HEAD_END + completion())
+
+
+def test_the_head_of_another_answer_is_not_held_back(bench: Bench) -> None:
+    answer = ok(completion()).replace(b"application/json", b"audio/mpeg")
     head_bytes = answer.index(HEAD_END) + len(HEAD_END)
     bench.client.data_received(post(chat()))
     bench.replica.data_received(answer[:head_bytes])
@@ -127,6 +153,25 @@ def test_every_piece_of_a_body_that_ends_with_its_connection_gets_a_chunk(bench:
 
     body = b"".join(bench.client_wire.written).partition(HEAD_END)[2]
     assert body == b"".join(map(chunk, (event("a"), event("b", "stop"), DONE))) + LAST_CHUNK
+
+
+@pytest.mark.parametrize("is_between_chunks", [True, False])
+def test_where_the_second_stream_of_a_connection_broke_is_known(
+    bench: Bench, is_between_chunks: bool
+) -> None:
+    bench.client.data_received(post(chat(stream=True)))
+    bench.replica.data_received(STREAM_HEAD + chunk(event("a", "stop")))
+    bench.replica.data_received(chunk(DONE) + LAST_CHUNK)
+    bench.client_wire.written.clear()
+
+    bench.client.data_received(post(chat(stream=True)))
+    bench.replica.data_received(STREAM_HEAD + chunk(event("b")))
+    bench.replica.data_received(chunk(event("c")) if is_between_chunks else chunk(event("c"))[:20])
+    bench.replica.connection_lost(None)
+
+    received = b"".join(bench.client_wire.written)
+    assert (b'"error"' in received) == is_between_chunks
+    assert bench.client_wire.is_closed
 
 
 def test_a_client_of_http_1_0_gets_every_piece_without_its_chunk(bench: Bench) -> None:

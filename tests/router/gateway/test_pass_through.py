@@ -230,7 +230,7 @@ async def test_the_replica_gets_one_host_its_own_and_no_hop_by_hop_header() -> N
     request = replica.requests[0]
     assert request.values("host") == [f"127.0.0.1:{replica.port}"]
     names = {name.lower() for name, _ in request.headers}
-    assert names == {"host", "x-custom", "content-length", "x-request-id"}
+    assert names == {"host", "x-custom", "content-length", "x-request-id", "via"}
     assert {name.lower() for name, _ in answer.headers}.isdisjoint({"x-b", "keep-alive"})
 
 

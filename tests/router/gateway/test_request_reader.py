@@ -66,6 +66,43 @@ def test_any_cut_of_a_connection_gives_the_same_requests(cuts: list[int]) -> Non
     assert room.left == 1000 - len(b"onetwothree")
 
 
+HEADS = (b"\r\n", b"Connection: close\r\n\r\n", b"A: b\r\n" * 9 + b"\r\n", b"bad\r\n\r\n")
+
+
+@given(
+    st.sampled_from(HEADS),
+    st.sampled_from([b"", *(b"Content-Length: %d\r\n" % size for size in (3, 12))])
+    | st.just(b"Transfer-Encoding: chunked\r\n"),
+    st.sampled_from([b"", b"one", b"twelve bytes", b"0\r\n\r\n"]),
+    st.sampled_from([0, 3, 100]),
+)
+def test_what_is_read_as_a_whole_is_what_would_be_read_piece_by_piece(
+    rest: bytes, framing: bytes, body: bytes, room_bytes: int
+) -> None:
+    data = b"POST /v1/a HTTP/1.1\r\nHost: a\r\n" + framing + rest + body
+    settings = {"header_count_max": 8, "max_body_bytes": 10}
+    room, other_room = Room(room_bytes), Room(room_bytes)
+    reader, other = reader_of(room, **settings), reader_of(other_room, **settings)
+
+    whole = reader.read_whole(data)
+    other.feed(data)
+
+    if whole is None:
+        reader.feed(data)  # as if nothing had been done
+    assert list(other.ready) == (list(reader.ready) if whole is None else [whole])
+    assert (reader.phase, room.left) == (other.phase, other_room.left)
+
+
+def test_a_request_alone_is_read_as_a_whole_unless_another_is_under_way() -> None:
+    reader, late = reader_of(), reader_of()
+    late.feed(post(b"first")[:-2])
+
+    assert reader.read_whole(post(b"one")) is not None
+    reader.feed(post(b"two"))
+    assert reader.read_whole(post(b"three")) is None
+    assert late.read_whole(post(b"three")) is None
+
+
 @given(st.lists(st.integers(0, 400), max_size=20), st.binary(max_size=30))
 def test_any_bytes_end_in_requests_or_one_refusal_that_is_last(
     cuts: list[int], garbage: bytes

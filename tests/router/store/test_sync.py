@@ -18,6 +18,7 @@ from router.core.belief import Freshness
 from router.core.config import RoutingConfig
 from router.core.fleet import FleetState, ReplicaStatus
 from router.core.policy import build_policy
+from router.core.reason import Ineligible
 from router.core.view import RouteRequest
 from router.store.config import StoreConfig
 from router.store.memory import MemoryStore
@@ -158,6 +159,23 @@ async def test_a_report_that_cannot_be_used_takes_its_replica_out(
         await until(lambda: world.sync.counts.undecodable > 5)
     lines = [r for r in caplog.records if "not a load report" in r.getMessage()]
     assert len(lines) == 1, "said once, not at every read"
+
+
+async def test_a_static_replica_whose_unusable_reports_have_ended_is_used_again(
+    redis_server: RedisServer,
+) -> None:
+    quick = RoutingConfig(report_stale_s=0.1, report_dead_s=0.2)
+    async with (
+        redis_replicas(redis_server) as replicas,
+        on_redis(redis_server, routing=quick) as world,
+    ):
+        world.fleet.add_static("http://a:1", "a", "m", now_us=clock_us())
+        await replicas.write_report("a", b"garbage")
+        await until(lambda: world.replicas["a"].standing is Ineligible.CONTRACT_MISMATCH)
+
+        await replicas.redis.delete(LAYOUT.replica("a"))
+
+        await until(lambda: world.replicas["a"].standing is None)
 
 
 async def test_a_replica_that_stops_reporting_is_dead_while_the_store_lives(

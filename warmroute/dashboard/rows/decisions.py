@@ -86,8 +86,14 @@ DECISIONS = Row(
                     fold("max", series("warmroute_replica_believed_blocks"), "replica"),
                     "{{replica}}",
                 ),
+                Query(
+                    fold("max", series("warmroute_index_entries"), "instance"),
+                    "{{instance}}, all entries",
+                    dashed=True,
+                ),
             ),
-            "Blocks of prompt that the index believes in each replica's cache.",
+            "Blocks of prompt that the index believes in each replica's cache, and of all replicas "
+            "in each gateway's index.",
             "rises to what the KV cache holds and stays; a fall to zero is a replica that began "
             "anew, or a gap in its KV events",
             nothing="no replicas",
@@ -103,15 +109,49 @@ DECISIONS = Row(
             "Batches of KV events that the gateways read, holes in their numbers, and snapshots "
             "asked for because of one.",
             "no gaps; each costs its replica all cache credit until the snapshot is read",
-            width=12,
+            width=6,
         ),
         Panel(
             "Forgotten by the index",
             Unit.PER_SECOND,
-            (Query(total("warmroute_index_evicted_total"), "entries"),),
-            "Entries that the index dropped for lack of room, or did not keep.",
-            "zero with KV events; above it, see [routing] index_entries_max",
-            width=12,
+            (
+                Query(total("warmroute_index_evicted_total"), "entries"),
+                Query(total("warmroute_index_corrections_total"), "answers that corrected it"),
+            ),
+            "Entries that the index dropped for lack of room, or did not keep; and answers whose "
+            "cached_tokens showed that what it had learned of a replica was gone.",
+            "zero with KV events; above it, see [routing] index_entries_max and index_bytes_max",
+            width=6,
+        ),
+        Panel(
+            "Memory of the index",
+            Unit.BYTES,
+            (Query(fold("max", series("warmroute_index_bytes"), "instance"), "{{instance}}"),),
+            "What the index takes, estimated, of each gateway.",
+            "flat once caches are full, and below [routing] index_bytes_max",
+            width=6,
+            nothing="no gateway",
+        ),
+        Panel(
+            "Tokens mispredicted",
+            Unit.TOKENS_PER_S,
+            (
+                Query(
+                    total("warmroute_overpredicted_tokens_total"),
+                    "believed cached, and computed",
+                    Color.BAD,
+                ),
+                Query(
+                    total("warmroute_underpredicted_tokens_total"),
+                    "cached, and not believed",
+                    Color.NOTE,
+                ),
+            ),
+            "Request by request, where the difference of the hit rates adds both up: tokens that "
+            "an engine had to compute against the belief, and tokens that it had beyond it.",
+            "small beside the tokens saved; much of the first is evictions unseen, of the second "
+            "prefixes that the gateway does not cut like the engine",
+            width=6,
         ),
     ),
 )

@@ -1,19 +1,26 @@
 """What each replica does, as the gateways see it: the same for imitated and real engines."""
 
+from router.core.probing import ProbeResult
 from warmroute.dashboard.panel import Color, Column, Look, Panel, Query, Row, Step, Unit, Word
-from warmroute.dashboard.promql import INTERVAL, fold, series
+from warmroute.dashboard.promql import INTERVAL, fold, series, total
 
 
 def _by_replica(how: str, name: str) -> str:
     return fold(how, series(name), "replica")
 
 
-# 1 for eligible; else 2 for draining and 4 for ejected, added up; 0 for all other reasons.
+def _number_of(gauge: str) -> str:
+    """Return how many replicas have it, in the view of at least one gateway."""
+    return fold("sum", fold("max", series(gauge), "replica"))
+
+
+# 1 for eligible; else 2 draining, 4 ejected and 8 mismatched, added up; 0 for all other reasons.
 _STANDING = " + ".join(
     (
         _by_replica("min", "warmroute_replica_eligible"),
         "2 * " + _by_replica("max", "warmroute_replica_draining"),
         "4 * " + _by_replica("max", "warmroute_replica_ejected"),
+        "8 * " + _by_replica("max", "warmroute_replica_mismatched"),
     )
 )
 _WORDS = (
@@ -24,6 +31,9 @@ _WORDS = (
     Word(4, "ejected", Color.BAD),
     Word(5, "ejected in part", Color.BAD),
     Word(6, "draining, ejected", Color.BAD),
+    Word(8, "another contract", Color.BAD),
+    Word(9, "another contract in part", Color.BAD),
+    Word(10, "another contract, draining", Color.BAD),
 )
 _KV_STEPS = (Step(0.8, Color.WARN), Step(0.95, Color.BAD))
 _AGE_STEPS = (Step(1, Color.WARN), Step(3, Color.BAD))
@@ -36,8 +46,8 @@ FLEET = Row(
             Unit.COUNT,
             (),
             "Every known replica as of now. 'left out': it does not report, has answered 429 or "
-            "503 a moment ago, is at its limit of requests or cuts blocks another way. 'in part': "
-            "not all gateways agree.",
+            "503 a moment ago or is at its limit of requests. 'another contract': its reports are "
+            "of a version that the gateways do not read. 'in part': not all gateways agree.",
             "all eligible; ahead tokens and KV use of the same order everywhere",
             look=Look.TABLE,
             columns=(
@@ -101,6 +111,73 @@ FLEET = Row(
             nothing="no reports",
         ),
         Panel(
+            "Held back",
+            Unit.COUNT,
+            (
+                Query(_number_of("warmroute_replica_ejected"), "ejected", Color.BAD),
+                Query(_number_of("warmroute_replica_recovering"), "slow start", Color.WARN),
+                Query(_number_of("warmroute_replica_draining"), "draining", Color.NOTE),
+                Query(_number_of("warmroute_replica_mismatched"), "another contract", Color.OTHER),
+            ),
+            "Replicas that a gateway at least gives less than their share: ejected by their "
+            "breaker or by probes, back and regaining their traffic (slow start), draining, or "
+            "with reports that it cannot read.",
+            "zero; ejected and slow start in turns is a replica that fails whenever it is used",
+            nothing="no replicas",
+        ),
+        Panel(
+            "Probes",
+            Unit.PER_SECOND,
+            (Query(total("warmroute_probes_total", "result"), "{{result}}"),),
+            "Probes of the replicas' health path by how they ended. A late one counts only "
+            "against a replica that has nothing to do or has long been silent.",
+            "answered only; late ones come with long prompts, failed ones are replicas that are "
+            "not there",
+            colors=(
+                (ProbeResult.ANSWERED.value, Color.GOOD),
+                (ProbeResult.FAILED.value, Color.BAD),
+                (ProbeResult.LATE.value, Color.WARN),
+            ),
+            nothing="no probes",
+        ),
+        Panel(
+            "Slower than its peers",
+            Unit.TIMES,
+            (
+                Query(
+                    _by_replica("max", "warmroute_replica_prefill_slowdown_ratio"),
+                    "{{replica}} prefill",
+                ),
+                Query(
+                    _by_replica("max", "warmroute_replica_decode_slowdown_ratio"),
+                    "{{replica}} decode",
+                    dashed=True,
+                ),
+            ),
+            "Times as long as the other replicas of its model for as much work, as learned from "
+            "answers; policies reckon with it.",
+            "1; a replica that stays above it is on slower or throttled hardware, or shares it",
+            steps=(Step(1.5, Color.WARN), Step(3, Color.BAD)),
+            noise=2,
+            nothing="no replicas",
+        ),
+        Panel(
+            "Prefill speed reckoned with",
+            Unit.TOKENS_PER_S,
+            (Query(_by_replica("min", "warmroute_replica_prefill_tokens_per_s"), "{{replica}}"),),
+            "Reported, learned or configured, over the slowdown; a cost in seconds is only as "
+            "right as this.",
+            "near what an engine reaches under load; equal on equal hardware",
+            nothing="no replicas",
+        ),
+        Panel(
+            "Time between two tokens",
+            Unit.SECONDS,
+            (Query(_by_replica("max", "warmroute_replica_token_seconds"), "{{replica}}"),),
+            "Median of each replica's last streams, as the gateways saw their bytes.",
+            "lines close together; one above the others has more requests, or is slower",
+        ),
+        Panel(
             "Preemptions",
             Unit.PER_SECOND,
             (
@@ -113,6 +190,7 @@ FLEET = Row(
             "the engines themselves, so not narrowed by the variables).",
             "zero; each is prefill computed twice: lower the engine's limit of sequences, or add "
             "replicas",
+            width=12,
             nothing="engines are not scraped",
         ),
         Panel(
@@ -128,6 +206,7 @@ FLEET = Row(
             "From a sequence's arrival to its admission, per engine (scraped from the engines "
             "themselves, so not narrowed by the variables).",
             "a small part of the time to first token; its lowest bucket is 0.3 s",
+            width=12,
             nothing="engines are not scraped",
         ),
     ),

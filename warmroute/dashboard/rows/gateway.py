@@ -130,6 +130,66 @@ GATEWAY = Row(
             "as your clients send",
         ),
         Panel(
+            "Client connections",
+            Unit.COUNT,
+            (
+                Query(
+                    fold("max", series("warmroute_client_connections"), "instance"), "{{instance}}"
+                ),
+            ),
+            "Open, with or without a request.",
+            "well below [gateway] connections_max, and of the same order on all gateways; those "
+            "beyond it are in 'Refused at the door'",
+            nothing="no gateway",
+        ),
+        Panel(
+            "Requests and leases",
+            Unit.COUNT,
+            (
+                Query(fold("sum", series("warmroute_in_flight_requests")), "requests in flight"),
+                Query(fold("sum", series("warmroute_open_leases")), "leases", dashed=True),
+            ),
+            "A lease is the load that an attempt has booked; a request has at most one.",
+            "leases no more than requests, and both zero when there is no traffic",
+            nothing="no gateway",
+        ),
+        Panel(
+            "Tasks of the event loop",
+            Unit.COUNT,
+            (Query(fold("max", series("warmroute_event_loop_tasks"), "instance"), "{{instance}}"),),
+            "Tasks at the scrape: a dozen of the gateway's own, one for each probe, and one for "
+            "each connection that is being opened.",
+            "flat; one that only grows is a leak worth a report",
+            nothing="no gateway",
+        ),
+        Panel(
+            "Request bodies held",
+            Unit.BYTES,
+            (Query(fold("max", series("warmroute_buffered_bytes"), "instance"), "{{instance}}"),),
+            "Bodies that are arriving, or kept for a second try.",
+            "falls to zero with traffic; at [gateway] buffered_bytes_max requests get 503",
+            nothing="no gateway",
+        ),
+        Panel(
+            "Settings",
+            Unit.COUNT,
+            (
+                Query(
+                    fold("max", series("warmroute_config_generation"), "instance"),
+                    "{{instance}} generation",
+                ),
+                Query(
+                    fold("max", series("warmroute_config_refused_total"), "instance"),
+                    "{{instance}} reloads refused",
+                    dashed=True,
+                ),
+            ),
+            "Generation of each gateway's settings, 1 at its start and one more with every "
+            "reload; and reloads that changed nothing as something was wrong.",
+            "a step of all gateways at once where you reload, and no refusal",
+            nothing="no gateway",
+        ),
+        Panel(
             "Store faults",
             Unit.PER_SECOND,
             (
@@ -138,6 +198,7 @@ GATEWAY = Row(
             ),
             "Calls to Redis that brought nothing, and values in it that are no report or event.",
             "nothing here",
+            width=12,
             nothing="no faults",
         ),
         Panel(
@@ -153,6 +214,7 @@ GATEWAY = Row(
             "Background loops begun again after an unforeseen error, and answers with an "
             "impossible usage, since each gateway started.",
             "flat",
+            width=12,
             nothing="no gateway",
         ),
     ),
