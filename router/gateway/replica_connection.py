@@ -276,7 +276,11 @@ class ReplicaConnection(asyncio.Protocol):
             self.on_chunk_header = self._begun.__next__
             self.on_chunk_complete = self._ended.__next__
             self._parser = HttpResponseParser(self)
-        self._parser.feed_data(_CHUNKED_HEAD)
+        try:
+            self._parser.feed_data(_CHUNKED_HEAD)
+        except HttpParserError:  # to it `Connection: close` in a trailer of the last answer counts
+            self._parser = HttpResponseParser(self)
+            self._parser.feed_data(_CHUNKED_HEAD)
 
     def _read_chunks(self, sink: AnswerSink, data: bytes) -> None:
         assert self._parser is not None

@@ -1,4 +1,4 @@
-"""Empty lines behind a chunked answer: no client may find them before its next one."""
+"""What stands behind a chunked answer, empty lines or trailers: it is no part of the next one."""
 
 import asyncio
 from typing import cast
@@ -84,3 +84,31 @@ def test_they_are_not_passed_on_and_end_the_connection(
 
     assert (sink.raw, sink.is_whole, sink.message) == (body, True, "")
     assert wire.is_closed
+
+
+class Pool:
+    """Takes connections back."""
+
+    def __init__(self) -> None:
+        self.num_put = 0
+
+    def put(self, connection: ReplicaConnection) -> None:
+        self.num_put += 1
+
+    def forget(self, connection: ReplicaConnection) -> None:
+        pass
+
+
+def test_a_trailer_of_one_answer_does_not_end_the_next() -> None:
+    pool = Pool()
+    connection = ReplicaConnection(pool, 1000)
+    connection.connection_made(cast(asyncio.Transport, Wire()))
+    answer = HEAD + b"3\r\nabc\r\n0\r\nConnection: close\r\n\r\n"
+    sinks = [Sink(), Sink()]
+    for sink in sinks:
+        connection.send(sink, b"", b"", bodiless=False)
+        connection.data_received(answer)
+        connection.release(0)
+
+    assert [(sink.is_whole, sink.message) for sink in sinks] == [(True, "")] * 2
+    assert pool.num_put == 2
