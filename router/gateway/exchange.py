@@ -71,10 +71,14 @@ class Exchange(Actions):
 
         None where there are none, and the client has to be taken for gone.
         """
-        if isinstance(self._resume, Resume):
-            return None if self._head.is_http_1_0 else LEADING_ZERO
-        if not self._record.attempts or self._attempt.relay is None:
+        resume = self._resume
+        relay = self._attempt.relay if self._record.attempts else None
+        if isinstance(resume, Resume):
+            relay = resume.splice.relay
+        if relay is None or relay.holds_head:
             return None if self._head.is_http_1_0 else CONTINUE
+        if isinstance(resume, Resume):
+            return None if self._head.is_http_1_0 else LEADING_ZERO
         return LEADING_ZERO if self._attempt.can_add_chunk() else None
 
 

@@ -46,6 +46,9 @@ _HOP_BY_HOP = (
     rb"|x-warmroute-replica|x-warmroute-matched-tokens|x-warmroute-explain|x-warmroute-explanation"
 )
 _FRAMING = rb"|content-length|transfer-encoding"
+NOT_IN_TRAILERS = re.compile(rb"(?:" + _HOP_BY_HOP + _FRAMING + rb"|host)", re.IGNORECASE)
+"""Names that another hop could take for those of the head (RFC 9110, 6.5.1)."""
+
 _ANSWER_SPECIAL = re.compile(
     rb"\r\n(" + _HOP_BY_HOP + _FRAMING + rb"|content-type|content-encoding|x-request-id):"
 )

@@ -78,6 +78,11 @@ class Relay:
         if raw:
             self.write(raw)
 
+    @property
+    def holds_head(self) -> bool:
+        """Whether the client has got nothing yet."""
+        return bool(self._head)
+
     def flush(self) -> None:
         """Write the head, if it is still here."""
         if self._head:

@@ -15,6 +15,7 @@ from httptools import HttpParserError, HttpResponseParser
 from router.gateway.http_head import (
     HEAD_END,
     LAST_CHUNK,
+    NOT_IN_TRAILERS,
     AnswerHead,
     BadHeadError,
     Framing,
@@ -94,8 +95,10 @@ class ReplicaConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: HttpResponseParser | None = None
         self._parts: list[bytes] = []
+        self._trailers: dict[bytes, bytes] = {}
         self._begun, self._ended = count(), count()  # chunks, as the parser counts them
         self.on_body: Callable[[bytes], None]
+        self.on_header: Callable[[bytes, bytes], bytes]
         self.on_chunk_header: Callable[[], int]
         self.on_chunk_complete: Callable[[], int]
         self.num_requests = 0
@@ -273,14 +276,12 @@ class ReplicaConnection(asyncio.Protocol):
         if self._parser is None:
             # It calls these for every chunk of every stream: functions in C, not in Python.
             self.on_body = self._parts.append
+            self.on_header = self._trailers.setdefault
             self.on_chunk_header = self._begun.__next__
             self.on_chunk_complete = self._ended.__next__
             self._parser = HttpResponseParser(self)
-        try:
-            self._parser.feed_data(_CHUNKED_HEAD)
-        except HttpParserError:  # to it `Connection: close` in a trailer of the last answer counts
-            self._parser = HttpResponseParser(self)
-            self._parser.feed_data(_CHUNKED_HEAD)
+        self._parser.feed_data(_CHUNKED_HEAD)
+        self._trailers.clear()  # what it has found is our own head's
 
     def _read_chunks(self, sink: AnswerSink, data: bytes) -> None:
         assert self._parser is not None
@@ -314,10 +315,14 @@ class ReplicaConnection(asyncio.Protocol):
             return
         self._is_ending = found is None  # it began in a piece before
         start = found.start() - 1 if found is not None else 0
+        last_chunk = data[start:]
+        if self._trailers and any(map(NOT_IN_TRAILERS.fullmatch, self._trailers)):
+            self._bad("a trailer of its answer says what only a head may")
+            return
         if start:
             sink.on_body(data[:start], payload)
         if self._sink is sink:
-            sink.on_body_end(data[start:])
+            sink.on_body_end(last_chunk)
 
     def _without_empty_lines(self, before: bytes, data: bytes) -> bytes:
         """Return the end of a chunked body without empty lines behind it: the parser skips them,

@@ -169,6 +169,8 @@ class Splice:
             return payload
         try:
             chunk = _decode_chunk(payload)
+            # What the first skips is not looked at by it: text that is no UTF-8, say.
+            fields = _decode_any(payload) if self._is_rest or not self._envelope else {}
         except msgspec.MsgspecError:
             self._mark_unfit(NotResumed.UNREADABLE)
             return payload
@@ -177,9 +179,9 @@ class Splice:
             return payload
         passed: bytes | None = payload
         if self._is_rest:
-            passed = self._rewritten(payload, chunk)
+            passed = self._rewritten(fields, chunk)
         else:
-            self._envelope = self._envelope or _envelope_of(_decode_any(payload))
+            self._envelope = self._envelope or _envelope_of(fields)
             self._count(chunk)
         if chunk.usage is not None and self.is_finished and passed is not None:
             self._has_usage = True
@@ -229,8 +231,7 @@ class Splice:
 
     # ---- the rest, from another replica
 
-    def _rewritten(self, payload: bytes, chunk: _Chunk) -> bytes | None:
-        fields = _decode_any(payload)
+    def _rewritten(self, fields: dict[str, Any], chunk: _Chunk) -> bytes | None:
         self._envelope = self._envelope or _envelope_of(fields)
         fields.update(self._envelope)
         if chunk.choices:

@@ -269,7 +269,8 @@ def test_requests_by_replica_are_what_was_sent(seen: Seen) -> None:
     assert {replica: rate / sum(rates.values()) for replica, rate in rates.items()} == {
         replica: pytest.approx(number / NUM_REQUESTS, abs=0.05) for replica, number in sent.items()
     }
-    assert sum(rates.values()) == pytest.approx(seen.number("Requests", "ended"), rel=0.02)
+    # The panels are asked one after the other, and the rates fall meanwhile.
+    assert sum(rates.values()) == pytest.approx(seen.number("Requests", "ended"), rel=0.05)
     imbalance = max(sent.values()) * NUM_REPLICAS / NUM_REQUESTS
     assert seen.number("Imbalance, max over mean", "requests ended") == pytest.approx(
         imbalance, abs=0.15

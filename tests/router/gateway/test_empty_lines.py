@@ -99,16 +99,32 @@ class Pool:
         pass
 
 
-def test_a_trailer_of_one_answer_does_not_end_the_next() -> None:
-    pool = Pool()
-    connection = ReplicaConnection(pool, 1000)
+@pytest.mark.parametrize(
+    ("trailer", "is_whole"),
+    [
+        (b"X-T: 1\r\n", True),
+        (b"Connection: close\r\n", False),
+        (b"transfer-Encoding: identity\r\n", False),
+    ],
+)
+@given(cuts=st.lists(st.integers(0, 60), max_size=4))
+@example(cuts=[])
+def test_an_answer_whose_trailer_says_what_only_a_head_may_is_broken(
+    trailer: bytes, is_whole: bool, cuts: list[int]
+) -> None:
+    sink = Sink()
+    connection = ReplicaConnection(Pool(), 1000)
     connection.connection_made(cast(asyncio.Transport, Wire()))
-    answer = HEAD + b"3\r\nabc\r\n0\r\nConnection: close\r\n\r\n"
-    sinks = [Sink(), Sink()]
-    for sink in sinks:
-        connection.send(sink, b"", b"", bodiless=False)
-        connection.data_received(answer)
-        connection.release(0)
+    connection.send(sink, b"", b"", bodiless=False)
+    data = b"3\r\nabc\r\n0\r\n" + trailer + b"\r\n"
+    ends = sorted({min(cut, len(data)) for cut in cuts} | {len(data)})
 
-    assert [(sink.is_whole, sink.message) for sink in sinks] == [(True, "")] * 2
-    assert pool.num_put == 2
+    connection.data_received(HEAD)
+    for start, end in zip([0, *ends], ends, strict=False):
+        if data[start:end] and not sink.message:
+            connection.data_received(data[start:end])
+
+    assert sink.is_whole is is_whole
+    assert ("trailer" in sink.message) is not is_whole
+    if is_whole:
+        assert sink.raw == data

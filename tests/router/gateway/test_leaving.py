@@ -8,7 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from router.core.exchange import State
 from router.core.reason import Outcome
+from router.gateway.config import Failover
+from router.gateway.exchange import Exchange
 from tests.router.gateway.running import RawClient, RunningGateway, gateway_of
 from tests.router.gateway.scripted_replica import (
     Script,
@@ -290,3 +293,29 @@ async def test_a_client_that_has_finished_sending_is_still_noticed_when_it_leave
         record = await gateway.record()
 
     assert record.outcome is Outcome.CLIENT_LEFT
+
+
+def began_to_answer(gateway: RunningGateway) -> bool:
+    (client,) = gateway.plane._clients
+    exchange = client._exchange
+    return isinstance(exchange, Exchange) and exchange.state is State.STREAMING
+
+
+async def test_a_client_that_has_finished_sending_gets_no_byte_before_the_head() -> None:
+    """With failover the head waits for the first whole event."""
+
+    async def script(turn: Turn) -> None:
+        await turn.send(STREAM_HEAD + chunk(b"data: {"))
+        await turn.until_closed()
+
+    async with (
+        ScriptedReplica(script) as replica,
+        gateway_of(replica, failover=Failover.RESUME, between_bytes_timeout_s=1.0) as gateway,
+    ):
+        client = await gateway.connect()
+        await client.send(post(chat(stream=True, max_tokens=9)))
+        await until(lambda: began_to_answer(gateway))
+        client.finish_sending()
+        line = await client.line()
+
+    assert line == b"HTTP/1.1 100 Continue\r\n"

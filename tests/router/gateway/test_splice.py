@@ -165,6 +165,8 @@ def chat_event(delta: dict[str, Any], **more: Any) -> bytes:
             b'data: {"choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}]}\n\n',
             b"data: no json\n\n",
             b"data: 1\ndata: 2\n\n",
+            b'data: {"skipped": "\xff", "choices": [{"index": 0, "text": "a"}]}\n\n',
+            b'data: {"skipped": 1e999, "choices": [{"index": 0, "text": "a"}]}\n\n',
         ]
     )
 )
