@@ -32,6 +32,7 @@ _UNSHARED = (
     "where these have short answers or few (inferred)"
 )
 _ALIKE = "all requests are alike and warm everywhere, so to take turns is best of all (inferred)"
+_LEISURE = "at half load nothing waits for long, so copies that save a wait save little (inferred)"
 _CHANCE = "two seeds; the difference is smaller than theirs"
 
 REASONS: dict[tuple[str, str], str] = {
@@ -52,6 +53,9 @@ REASONS: dict[tuple[str, str], str] = {
     ("hot", "over"): _ALIKE,
     ("zipf", "knee"): _CHANCE,
     ("multiturn", "over"): _OVERLOAD,
+    ("stale-10", "over"): _CHANCE,
+    ("stale-100", "half"): _LEISURE,
+    ("stale-100", "over"): _CHANCE,
     ("one-slow", "over"): (
         "its wait for memory moves requests to the slow replica, whose cache is less full because "
         "less is sent there (inferred)"
