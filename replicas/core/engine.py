@@ -360,8 +360,8 @@ class Engine:
     def _count_planned(self, plan: StepPlan) -> None:
         self._preemptions += len(plan.preempted)
         if self._gaps is not None:
-            for victim in plan.preempted:
-                self._gaps.note_pause(victim)
+            for sequence in (*plan.preempted, *self.scheduler.left_out):
+                self._gaps.note_pause(sequence)
         self._prefill_tokens += plan.load.prefill_tokens
         for sequence in plan.admitted:
             self._prompt_tokens += sequence.num_prompt_tokens

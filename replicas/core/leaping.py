@@ -69,6 +69,7 @@ class LeapingScheduler(Scheduler):
         self._num_planned = 0  # steps
         self._num_completed = 0
         self._is_gathered = False  # all that decode are in _decodes
+        self.left_out: list[Sequence] = []  # run, and got nothing in the last plan
         self._is_stuck = False  # nobody can be admitted until somebody leaves or comes
         self._wanted: frozenset[BlockHash] = frozenset()  # or one of these blocks is sealed
 
@@ -129,14 +130,15 @@ class LeapingScheduler(Scheduler):
         load includes them."""
         if not self.running and not self.waiting:
             return None
+        step = self._num_planned + 1
+        if self.left_out:  # their next tokens are to be told
+            return self._plan_all(step, now_us)
         if not self._is_gathered:
             self._gather()
-        step = self._num_planned + 1
         due = self._due(step)
         if self._num_blocks_needed(due, step) > self.pool.num_free:
             self.scatter()
-            self._num_planned = step
-            return super().plan_step(now_us)
+            return self._plan_all(step, now_us)
         num_decoding = len(self._decodes)
         context = self._origins + num_decoding * self._num_planned
         self._num_planned = step
@@ -237,6 +239,13 @@ class LeapingScheduler(Scheduler):
         self._num_planned = self._num_completed = last
         return last - first
 
+    def _plan_all(self, step: int, now_us: int) -> StepPlan | None:
+        self._num_planned = step
+        plan = super().plan_step(now_us)
+        if plan is not None:
+            self.left_out = [each for each in self.running if each not in plan.num_tokens]
+        return plan
+
     def _gather(self) -> None:
         self._is_gathered = True
         for sequence in self.running:
@@ -286,10 +295,7 @@ class LeapingScheduler(Scheduler):
 
     def _end_due(self, finished: list[Sequence]) -> None:
         """End who has all its tokens with the step that was completed last."""
-        ending = self._ending.pop(self._num_completed, None)
-        if ending is None:
-            return
-        for decode in sorted(ending, key=order_of):
+        for decode in sorted(self._ending.pop(self._num_completed, ()), key=order_of):
             sequence = decode.sequence
             self._settle(decode)
             self._leave(decode)
@@ -332,9 +338,7 @@ class LeapingScheduler(Scheduler):
 
     def _num_blocks_needed(self, due: list[Decode], step: int) -> int:
         """Count the blocks that running sequences need in ``step``."""
-        num_blocks = 0
-        for decode in due:
-            num_blocks += decode.origin + step > decode.room
+        num_blocks = sum([decode.origin + step > decode.room for decode in due])
         if len(self.running) > len(self._decodes):
             last = self.running[-1]
             budget = self.config.max_num_batched_tokens - len(self._decodes)
@@ -363,8 +367,7 @@ class LeapingScheduler(Scheduler):
 
     def _touch(self, due: list[Decode], step: int) -> None:
         """Do what these sequences do in ``step`` beside decoding."""
-        block_size = self.config.block_size
-        pool = self.pool
+        block_size, pool = self.config.block_size, self.pool
         for decode in due:
             computed = decode.origin + step
             if computed > decode.room:

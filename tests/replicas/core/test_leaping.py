@@ -231,6 +231,34 @@ def counting_engine() -> tuple[Engine, list[int]]:
     return Engine(LONG, FixedStepTime(0, 10), own_token, extend), asked
 
 
+def test_the_gap_of_one_that_a_step_had_no_token_left_for_is_as_long_as_it_was() -> None:
+    """The step that preempts somebody leaves out who stands behind, and the next one does not."""
+    config = SchedulerConfig(
+        num_blocks=28,
+        block_size=4,
+        max_num_batched_tokens=7,
+        max_num_seqs=4,
+        max_model_len=60,
+        policy=SchedulingPolicy.PRIORITY,
+        enable_prefix_caching=False,
+    )
+    leaping = Engine(config, UnevenSteps(), position, count_token_gaps=True)
+    stepped = Stepped(Engine(config, UnevenSteps(), position))
+    now_us = 0
+    for index, (gap_us, num_tokens, max_tokens, priority) in enumerate(
+        [(0, 6, 24, 0), (0, 9, 21, 1), (0, 9, 22, 0), (400, 12, 3, 0)]
+    ):
+        now_us += gap_us
+        advance_both(leaping, stepped, now_us)
+        arrival = Arrival(0, [7] * num_tokens, max_tokens, priority)
+        for engine in (leaping, stepped):
+            engine.add(sequence_of(index, arrival), now_us)
+
+    advance_both(leaping, stepped, LATER_US)
+
+    assert leaping.take_token_gaps() == stepped.gaps
+
+
 def test_tokens_are_asked_for_once_per_sequence() -> None:
     engine, asked = counting_engine()
     engine.add(drive.sequence("0", range(10), 300), now_us=0)
