@@ -4,7 +4,7 @@ A section is a frozen dataclass whose fields are made by ``option(default, unit,
 Values arrive typed (TOML) or as text (flags, environment) and leave as the field's type.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from math import inf
@@ -71,6 +71,18 @@ def build_section(section: type[T], settings: Mapping[str, Any], where: str) -> 
         raise
     except ValueError as error:
         raise SettingError(f"{where}: {error}") from error
+
+
+def check_numbers(section: object, *, may_be_zero: Collection[str] = (), most: float = inf) -> None:
+    """Raise ValueError where a setting is a number and not above 0, infinite, or above ``most``."""
+    for name, value in vars(section).items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        is_zero_wrong = value == 0 and name not in may_be_zero
+        if not 0 <= value <= most or value == inf or is_zero_wrong:  # NaN is not, either
+            least = "0 or more" if name in may_be_zero else "above 0"
+            limit = "finite" if most == inf else f"at most {most:g}"
+            raise ValueError(f"{name} is {value}, must be {least} and {limit}")
 
 
 def check_not_negative(section: object, *names: str) -> None:

@@ -13,12 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import ip_network
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import router.policies  # noqa: F401  # fills POLICIES
-from contract.options import OptionRow, SettingError, build_section, option, option_rows
+from contract.options import (
+    OptionRow,
+    SettingError,
+    build_section,
+    check_numbers,
+    option,
+    option_rows,
+)
 from router.core.config import RoutingConfig
 from router.core.policy import POLICIES, Policy, build_policy
 from router.gateway.config import GatewayConfig
@@ -74,9 +80,7 @@ class AdminConfig:
         for pattern in self.replica_hosts_allowed:
             if "/" in pattern:
                 ip_network(pattern, strict=False)
-        for name in ("models_interval_s", "models_timeout_s"):
-            if not 0 < getattr(self, name) < inf:  # NaN is not
-                raise ValueError(f"{name} is {getattr(self, name)}, must be a number above 0")
+        check_numbers(self, may_be_zero={"admin_port"})
 
 
 class LogLevel(Enum):

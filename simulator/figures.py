@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from contract.options import check_numbers
+
 NUMBER_MAX = 1e15
 """No figure of a fleet is larger; what is, would only overflow in a product."""
 
@@ -35,9 +37,4 @@ def figure_rows(result: Any) -> Iterator[FigureRow]:
 
 def check_above_zero(settings: Any, *, may_be_zero: frozenset[str] = frozenset()) -> None:
     """Raise ValueError, naming the setting, for a number that is not above zero, or absurd."""
-    for name, value in vars(settings).items():
-        if not isinstance(value, int | float):
-            continue
-        if not 0 <= value <= NUMBER_MAX or (value == 0 and name not in may_be_zero):
-            least = "0 or more" if name in may_be_zero else "above 0"
-            raise ValueError(f"{name} is {value}, must be {least} and at most {NUMBER_MAX:g}")
+    check_numbers(settings, may_be_zero=may_be_zero, most=NUMBER_MAX)

@@ -1,9 +1,8 @@
 """The settings of routing: the index, beliefs, leases, health, retries and the queue."""
 
 from dataclasses import dataclass
-from math import inf
 
-from contract.options import check_shares, option
+from contract.options import check_numbers, check_shares, option
 
 CENTURY_S = 100 * 365.25 * 86_400
 """The longest time that is counted: ``inf`` seconds have no microseconds."""
@@ -164,11 +163,7 @@ class RoutingConfig:
         )
 
     def _check_signs(self) -> None:
-        may_be_zero = {"in_flight_max", "queue_max", "retry_max", "retry_budget", "learn_rates"}
+        may_be_zero = {"in_flight_max", "queue_max", "retry_max", "retry_budget"}
         may_be_zero |= {"max_ejected", "slow_start_s", "slow_start_share", "model_missing_s"}
         may_be_zero |= {"retry_floor_per_s", "retry_backoff_s", "retry_backoff_max_s"}
-        may_be_zero.add("index_answers")
-        for name, value in vars(self).items():
-            if not 0 <= value < inf or (value == 0 and name not in may_be_zero):  # NaN is not
-                least = "0 or more" if name in may_be_zero else "above 0"
-                raise ValueError(f"{name} is {value}, must be a number {least}")
+        check_numbers(self, may_be_zero=may_be_zero)

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from math import inf
 
-from contract.options import option
+from contract.options import check_numbers, option
 from router.gateway.answer_limits import read_model_timeouts
 
 _OF_THE_PROTOCOL = frozenset(
@@ -231,12 +230,7 @@ class GatewayConfig:
         may_be_zero = {"port", "drain_s", "linger_s", "reuse_race_s", "replica_idle_max"}
         may_be_zero |= {"half_closed_within_s", "cors_max_age_s", "probe_interval_s"}
         may_be_zero |= {"total_timeout_s"}
-        for name, value in vars(self).items():
-            if value is None or isinstance(value, bool | str | tuple | Enum):
-                continue
-            if not 0 <= value < inf or (value == 0 and name not in may_be_zero):  # NaN is not
-                least = "0 or more" if name in may_be_zero else "above 0"
-                raise ValueError(f"{name} is {value}, must be {least}")
+        check_numbers(self, may_be_zero=may_be_zero)
         for name in ("session_header", "tenant_header"):
             if getattr(self, name).lower() in _OF_THE_PROTOCOL:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, which has another use")

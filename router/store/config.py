@@ -1,9 +1,8 @@
 """The settings of the store and of the loops that read it."""
 
 from dataclasses import dataclass
-from math import inf
 
-from contract.options import option
+from contract.options import check_numbers, option
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,7 @@ class StoreConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, int | float) and not 0 < value < inf:  # NaN is not
-                raise ValueError(f"{name} is {value}, must be a number above 0")
+        check_numbers(self)
         if self.kv_block_s > 0.1:
             raise ValueError(f"kv_block_s is {self.kv_block_s}, must be at most 0.1")
         schemes = ("redis://", "rediss://", "unix://")
