@@ -16,8 +16,10 @@ BAR_HEIGHT, BAR_LEFT, BAR_RIGHT = 28, 116, 76
 TICKS = 6
 LOG_STEPS = (1, 2, 5)
 DOTS_MAX = 40
-SMALLEST = 1e-300  # less is drawn as 0: a subnormal number has no logarithm once it is divided
 """Points of a line that are drawn as dots, too; beyond that they would hide it."""
+
+SMALLEST = 1e-300
+"""Less is drawn as 0: a subnormal number has no logarithm once it is divided."""
 
 COLOURS = 8
 PLOT_CSS = """

@@ -19,7 +19,6 @@ from router.core.view import ChainKey, RouteRequest
 BEGINNINGS_MAX = 16_384
 """Answers that wait for their next turn, whose beginnings are known; about 100 bytes each."""
 
-
 MEAN_OVER = 64
 """Answers that the mean length is mostly of."""
 

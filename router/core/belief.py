@@ -61,6 +61,7 @@ class Belief:
         self.absent_since_us: int | None = None  # the store answered, without this replica
         self.mismatch: str | None = None  # why its reports cannot be used
         self.refused_us: int | None = None  # when one last could not even be decoded
+        self.leaves_out_load = False  # in its last report, at least in part
         self.freshness = Freshness.SILENT
         self.block_bytes = config.index_block_bytes
         self._config = config
@@ -151,6 +152,8 @@ class Belief:
         self.absent_since_us = None
         self.mismatch = mismatch_of(report)
         self.refused_us = None
+        lacks_ahead = report.waiting_prefill_tokens is None
+        self.leaves_out_load = lacks_ahead or _requests_in(report) is None
         self.view.url = report.url
         self.view.model = report.model
         self._copy_reported(report)
@@ -172,6 +175,7 @@ class Belief:
         """Know no more of it than of a replica that has never reported."""
         self.report = self.mismatch = self.refused_us = self.absent_since_us = None
         self.reported_us = 0
+        self.leaves_out_load = False
         self.freshness = Freshness.SILENT
         self.block_bytes = self._config.index_block_bytes
         view = self.view

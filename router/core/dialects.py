@@ -42,12 +42,10 @@ class _Node(msgspec.Struct):
         """Yield what it is made of, in order."""
         if self.text is not None:
             yield ContentPart(text=self.text)
-        for spoken in (self.name, self.input, self.arguments, self.output):
+        called = (self.name, self.input, self.arguments, self.output)
+        for spoken in (*called, self.thinking, self.summary):
             if spoken:
                 yield ContentPart(text=bytes(spoken).decode("utf-8", "replace"))
-        for thought in (self.thinking, self.summary):
-            if thought:
-                yield ContentPart(text=bytes(thought).decode("utf-8", "replace"))
         attached = (self.source, self.image_url, self.file_id, self.file_url, self.file_data)
         if any(attached) or self.input_audio:
             file = msgspec.Raw(b"\0".join(map(bytes, attached)))

@@ -120,13 +120,11 @@ class Roster:
         Another url is a new replica, and so is another model of one that does not report its own.
         """
         belief = self._by_id.get(replica_id)
-        is_same = belief is not None and (
-            belief.report is not None or model in (None, belief.view.model)
-        )
-        if belief is not None and belief.view.url == url and is_same:
-            belief.is_static = True
-            return belief.view
         if belief is not None:
+            is_its_model = belief.report is not None or model in (None, belief.view.model)
+            if belief.view.url == url and is_its_model:
+                belief.is_static = True
+                return belief.view
             self.remove(replica_id)
         return self._add(replica_id, url, model, is_static=True).view
 
@@ -228,16 +226,18 @@ class Roster:
 
         One that looked idle would get what the others are spared.
         """
+        lacking = [belief for belief in self if belief.leaves_out_load]
+        if not lacking:
+            return
         requests: dict[str | None, list[int]] = {}
         ahead_tokens: dict[str | None, list[int]] = {}
         for belief in self:
             for told, known in zip(belief.told_load, (requests, ahead_tokens), strict=True):
                 if told is not None:
                     known.setdefault(belief.view.model, []).append(told)
-        for belief in self:
-            if belief.report is not None and None in belief.told_load:
-                model = belief.view.model
-                belief.lend_load(InFlight(_mean(requests, model), _mean(ahead_tokens, model)))
+        for belief in lacking:
+            model = belief.view.model
+            belief.lend_load(InFlight(_mean(requests, model), _mean(ahead_tokens, model)))
 
     def _apply_rates(self, rates: Rates, now_us: int) -> None:
         rates.compare()

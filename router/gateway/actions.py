@@ -34,7 +34,6 @@ from router.gateway.verdict import ENGINE_PATHS, Refusal, public_name, refusal_o
 _DECIDED, _FAILED, _INTERRUPTED = Event.DECIDED, State.FAILED, State.INTERRUPTED
 _REFUSED = Outcome.REFUSED
 
-
 _REDIRECTS = range(HTTPStatus.MULTIPLE_CHOICES, HTTPStatus.BAD_REQUEST)
 
 

@@ -315,14 +315,13 @@ class ReplicaConnection(asyncio.Protocol):
             return
         self._is_ending = found is None  # it began in a piece before
         start = found.start() - 1 if found is not None else 0
-        last_chunk = data[start:]
         if self._trailers and any(map(NOT_IN_TRAILERS.fullmatch, self._trailers)):
             self._bad("a trailer of its answer says what only a head may")
             return
         if start:
             sink.on_body(data[:start], payload)
         if self._sink is sink:
-            sink.on_body_end(last_chunk)
+            sink.on_body_end(data[start:])
 
     def _without_empty_lines(self, before: bytes, data: bytes) -> bytes:
         """Return the end of a chunked body without empty lines behind it: the parser skips them,

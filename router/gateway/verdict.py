@@ -18,7 +18,6 @@ ENGINE_PATHS = frozenset({CHAT_PATH, COMPLETION_PATH})
 # To look a member up is a call of its own (until Python 3.12).
 _COMPLETE, _OK = Outcome.COMPLETE, AttemptOutcome.OK
 
-
 MODEL_SHOWN_MAX = 256
 """How much of a name that a client has made up is told back to it."""
 
