@@ -37,7 +37,8 @@ async def test_after_a_restart_a_reader_knows_the_new_cache_and_the_new_numbers(
         for index in range(4):
             await complete(http, replica, f"before {index} " * 40)
         await read_all(reader, replica)
-        before = await report_where(redis, "running_requests", 0)
+        computed = replica.ranks.stats().prompt_tokens_total
+        before = await report_where(redis, "prompt_tokens_total", computed)
 
         replica.restart()
         report = await report_where(redis, "incarnation", replica.incarnation)

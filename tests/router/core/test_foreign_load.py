@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.load_report import InFlight
-from router.core.foreign_load import ForeignLoad
+from router.core.foreign_load import MEAN_OVER, ForeignLoad
 from router.core.health import AttemptOutcome
 from router.core.view import ReplicaView
 from tests.router.core.making import (
@@ -53,6 +53,12 @@ def test_the_longer_ago_the_more_the_mean_counts() -> None:
     assert believed == sorted(believed, reverse=True)
     assert believed[0] > 990
     assert believed[-1] < 500
+
+
+def test_one_report_of_nonsense_is_forgotten_after_some_more() -> None:
+    nonsense = [(0, 0), (2**62, 2**62), *[(0, 0)] * MEAN_OVER]
+
+    assert told(nonsense, 100_000).expected() == InFlight(0, 0)
 
 
 def test_after_long_silence_the_last_telling_is_all_there_is() -> None:
