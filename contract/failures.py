@@ -52,6 +52,9 @@ class Failure(Enum):
     )
     REQUEST_TIMEOUT = FailureKind("request_timeout", 408, "invalid_request_error", Fault.CLIENT)
     BODY_TOO_LARGE = FailureKind("body_too_large", 413, "invalid_request_error", Fault.CLIENT)
+    UNSUPPORTED_ENCODING = FailureKind(
+        "unsupported_encoding", 415, "invalid_request_error", Fault.CLIENT
+    )
     EXPECTATION_FAILED = FailureKind(
         "expectation_failed", 417, "invalid_request_error", Fault.CLIENT
     )

@@ -14,7 +14,8 @@ import msgspec
 
 from contract.blocks import BlockHash
 
-KV_EVENTS_SCHEMA = 1
+Word = Annotated[BlockHash, msgspec.Meta(ge=0)]
+"""A hash as it must come: readers count on 64 bits. The wire has no number above them."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
@@ -23,14 +24,14 @@ class BlockStored(msgspec.Struct, frozen=True, tag="stored", array_like=True):
     ``parent_hash`` is the block before the first, or None where the first follows the root.
     """
 
-    block_hashes: list[BlockHash]
-    parent_hash: BlockHash | None = None
+    block_hashes: list[Word]
+    parent_hash: Word | None = None
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag="removed", array_like=True):
     """No copy of these blocks is left."""
 
-    block_hashes: list[BlockHash]
+    block_hashes: list[Word]
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, tag="cleared", array_like=True):
@@ -127,9 +128,9 @@ class KvSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
     incarnation: str
     sequence: int
-    block_hashes: list[BlockHash]
+    block_hashes: list[Word]
     run_lengths: list[Annotated[int, msgspec.Meta(ge=1)]] = []
-    run_parents: list[BlockHash | None] = []
+    run_parents: list[Word | None] = []
 
     @classmethod
     def of_runs(cls, incarnation: str, sequence: int, runs: Iterable[BlockStored]) -> "KvSnapshot":

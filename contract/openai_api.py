@@ -61,13 +61,6 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class ModelField(msgspec.Struct):
-    """The least that a request must have for a gateway to forward it."""
-
-    model: str | None = None
-    stream: bool | None = None
-
-
 class ChatFields(msgspec.Struct):
     """What routing needs of a body of ``/v1/chat/completions``."""
 
@@ -176,7 +169,6 @@ class Usage(msgspec.Struct):
         return None if details is None else details.cached_tokens
 
 
-decode_model_field = msgspec.json.Decoder(ModelField).decode
 decode_chat_fields = msgspec.json.Decoder(ChatFields).decode
 decode_completion_fields = msgspec.json.Decoder(CompletionFields).decode
 decode_chat_request = msgspec.json.Decoder(ChatRequest).decode

@@ -4,6 +4,7 @@ A section is a frozen dataclass whose fields are made by ``option(default, unit,
 Values arrive typed (TOML) or as text (flags, environment) and leave as the field's type.
 """
 
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
@@ -108,13 +109,23 @@ def _coerce(hint: Any, raw: Any, where: str) -> Any:
             return None
         return _coerce(members[0], raw, where)
     if get_origin(hint) is tuple:
-        items = raw.split(",") if isinstance(raw, str) else raw
+        items = _items(raw, where) if isinstance(raw, str) else raw
         if not isinstance(items, list | tuple):
             raise SettingError(f"{where} is {raw!r}, expected a list")
         return tuple(_coerce(get_args(hint)[0], item, where) for item in items if item != "")
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _choice(hint, raw, where)
     return _scalar(hint, raw, where)
+
+
+def _items(text: str, where: str) -> Any:
+    """Return the items of a list that is written as ``a, b``, or as TOML has it."""
+    if not text.lstrip().startswith("["):
+        return [item.strip() for item in text.split(",")]
+    try:
+        return tomllib.loads(f"items = {text}")["items"]
+    except tomllib.TOMLDecodeError as error:  # the text is not repeated: there are lists of keys
+        raise SettingError(f"{where} begins with [ and is no list as TOML has it") from error
 
 
 def _choice(hint: type[Enum], raw: Any, where: str) -> Enum:

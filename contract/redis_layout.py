@@ -20,6 +20,12 @@ BATCH_FIELD = b"b"
 """The one field of a stream entry: an encoded KvEventBatch."""
 
 
+def check_fleet(name: str) -> None:
+    """Raise ValueError for a fleet that no key could name: braces would make another hash tag."""
+    if not name or not set(name).isdisjoint("{} \t\r\n"):
+        raise ValueError(f"fleet is {name!r}, must be a name without braces or spaces")
+
+
 @dataclass(frozen=True)
 class RedisLayout:
     """The keys of one fleet."""

@@ -3,8 +3,8 @@
     default < TOML file < environment < flag
 
 A file has a table per section, ``[policy]`` with ``name`` and a table per policy, and
-``replicas``: a list of URLs, or tables ``[[replicas]]`` with ``url``, ``id`` and ``model``. Here,
-and nowhere else, a URL may be ``unix:///path/of/socket``.
+``replicas``: a list of URLs, or tables ``[[replicas]]`` with ``url``, ``id``, ``model`` and
+``authorization``. Here, and nowhere else, a URL may be ``unix:///path/of/socket``.
 Anything unknown or impossible stops the start: SettingError says what was found and is known.
 """
 
@@ -26,13 +26,12 @@ from contract.options import (
     option_rows,
 )
 from router.core.config import RoutingConfig
-from router.core.policy import POLICIES, Policy, build_policy
+from router.core.policy import DEFAULT_POLICY, POLICIES, Policy, build_policy
 from router.gateway.config import GatewayConfig
 from router.replica_entry import ReplicaEntry, read_entry
 from router.store.config import StoreConfig
 from router.store.link import safe_url
 
-DEFAULT_POLICY = "prefix_load"
 REDIS_URL_VARIABLE = "WARMROUTE_REDIS_URL"
 SET_FLAG = "set"
 """Flag whose value is a list of SECTION.SETTING=VALUE."""
@@ -300,7 +299,7 @@ def _replicas(entries: Sequence[Any]) -> Iterator[ReplicaEntry]:
         replica = read_entry(
             {"url": entry} if isinstance(entry, str) else entry,
             f"replica {number}",
-            may_be_socket=True,
+            is_in_file=True,
         )
         name = replica.replica_id or replica.url
         if name in names:

@@ -17,7 +17,9 @@ from router.replica_entry import TEXT_LENGTH_MAX
 from router.replica_http import answer_to_get
 
 ANSWER_BYTES_MAX = 1024 * 1024
-MODELS_MAX = 64
+MODELS_MAX = 1_024
+"""Of one replica, its adapters included."""
+
 AT_ONCE_MAX = 32
 """Replicas asked at the same time."""
 
@@ -50,7 +52,7 @@ class Discovery:
         interval_s: float,
         timeout_s: float,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
-        authorization: Callable[[], str] = str,
+        authorization: Callable[[str], str] = lambda _url: "",
     ) -> None:
         self._fleet = fleet
         self._tls = tls
@@ -74,11 +76,7 @@ class Discovery:
 
     async def ask_all(self, session: aiohttp.ClientSession, *, only_new: bool = False) -> None:
         """Ask every replica that has never reported, once; perhaps only if it was never asked."""
-        silent = {
-            status.view.replica_id: status.view.url
-            for status in self._fleet.views()
-            if status.report is None
-        }
+        silent = self._fleet.silent()
         for gone in self._complaints.keys() - silent.keys():
             del self._complaints[gone]
         asked = self._asked & silent.keys() if only_new else set()
@@ -107,7 +105,7 @@ class Discovery:
 
     async def _model_names(self, session: aiohttp.ClientSession, url: str) -> Sequence[str]:
         """Return the names that a replica lists. Raises ValueError for any other answer."""
-        key = self._authorization()
+        key = self._authorization(url)
         headers = {"Authorization": key} if key else None
         get = answer_to_get(
             session, url, "/v1/models", timeout=self._timeout, tls=self._tls, headers=headers

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import Metric
 
 from router.core.belief import Freshness
-from router.core.fleet import FleetState, ReplicaStatus
+from router.core.fleet import FleetState
 from router.core.health import BreakerState
 from router.core.reason import Ineligible
+from router.core.status import ReplicaStatus
 from router.gateway.data_plane import DataPlaneStats
 from router.loop_lag import LoopLag
 from router.metric_table import ROWS, Kind
@@ -49,6 +50,7 @@ def fleet_families(fleet: FleetState) -> Iterator[Metric]:
     for name, total in (
         ("warmroute_open_leases", len(fleet.ledger)),
         ("warmroute_leases_expired_total", fleet.ledger.expired_total),
+        ("warmroute_policy_failures_total", fleet.policy_failures.total),
         ("warmroute_index_entries", fleet.index.num_entries),
         ("warmroute_index_evicted_total", fleet.index.evicted_total),
         ("warmroute_index_bytes", fleet.index.num_bytes),
@@ -62,8 +64,8 @@ def fleet_families(fleet: FleetState) -> Iterator[Metric]:
 _PER_REPLICA = (
     *("in_flight_requests", "foreign_requests", "ahead_tokens", "waiting_requests"),
     *("running_requests", "kv_usage_ratio", "report_age_seconds", "believed_blocks"),
-    *("prefill_tokens_per_s", "prefill_slowdown_ratio", "decode_slowdown_ratio", "token_seconds"),
-    *("eligible", "ejected", "recovering", "mismatched", "draining"),
+    *("prefill_tokens_per_second", "prefill_slowdown_ratio", "decode_slowdown_ratio"),
+    *("token_seconds", "eligible", "ejected", "recovering", "mismatched", "draining"),
 )
 
 
@@ -87,7 +89,7 @@ def _value(status: ReplicaStatus, field: str) -> float | None:
             return None if status.report_age_us is None else status.report_age_us / 1e6
         case "believed_blocks":
             return status.believed_blocks
-        case "prefill_tokens_per_s":
+        case "prefill_tokens_per_second":
             return view.prefill_tokens_per_s
         case "prefill_slowdown_ratio":
             return view.prefill_slowdown

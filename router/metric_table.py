@@ -119,7 +119,7 @@ METRICS: tuple[MetricRow, ...] = (
     ),
     MetricRow(
         *("warmroute_odd_usage_total", C, (), "answers"),
-        "whose usage was impossible (negative, or more cached than sent) and was cut to size",
+        "whose usage was impossible (negative, more cached than sent): left out, or cut to size",
     ),
     MetricRow("warmroute_body_bytes_total", C, (), "bytes", "request bodies received"),
     MetricRow("warmroute_answer_bytes_total", C, (), "bytes", "answer bodies relayed"),
@@ -161,7 +161,7 @@ METRICS: tuple[MetricRow, ...] = (
         "of prompt that the index believes in its cache",
     ),
     MetricRow(
-        *("warmroute_replica_prefill_tokens_per_s", G, _REPLICA, "tokens/s"),
+        *("warmroute_replica_prefill_tokens_per_second", G, _REPLICA, "tokens/s"),
         "prefill speed that policies reckon with: reported or configured, over the slowdown",
     ),
     MetricRow(
@@ -179,7 +179,10 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow(
         *("warmroute_replica_eligible", G, _REPLICA, ""), "1 if it may be chosen, as it stands"
     ),
-    MetricRow("warmroute_replica_ejected", G, _REPLICA, "", "1 while its breaker keeps it out"),
+    MetricRow(
+        *("warmroute_replica_ejected", G, _REPLICA, ""),
+        "1 while its breaker or its probes keep it out",
+    ),
     MetricRow("warmroute_replica_recovering", G, _REPLICA, "", "1 during its slow start"),
     MetricRow(
         *("warmroute_replica_mismatched", G, _REPLICA, ""),
@@ -193,7 +196,7 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow("warmroute_open_leases", G, (), "leases", "attempts whose load is booked"),
     MetricRow(
         *("warmroute_leases_expired_total", C, (), "leases"),
-        "taken back after silence; each hides a bug",
+        "taken back because nobody renewed them; each hides a bug",
     ),
     MetricRow(
         "warmroute_index_entries", G, (), "entries", "blocks that the index knows, over replicas"
@@ -234,6 +237,10 @@ METRICS: tuple[MetricRow, ...] = (
         "warmroute_kv_gaps_total", C, (), "gaps", "in KV events; each costs that replica's credit"
     ),
     MetricRow("warmroute_kv_resyncs_total", C, (), "resyncs", "snapshots asked for"),
+    MetricRow(
+        *("warmroute_policy_failures_total", C, (), "decisions"),
+        "in which the policy raised, or chose what it was not shown, so that one was drawn",
+    ),
     MetricRow(
         *("warmroute_background_restarts_total", C, ("task",), "restarts"),
         "of a background loop after an unforeseen error; each is a bug",

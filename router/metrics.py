@@ -39,7 +39,7 @@ __all__ = ["MetricRow", "RouterMetrics", "metric_rows"]
 OTHER = "other"
 """The model label of every name that no replica has given."""
 
-MODELS_MAX = 256
+MODELS_MAX = 1_024
 REPLICAS_MAX = 4_096
 NAMES_REFRESH_US = 1_000_000
 """How often an unknown name may cause the fleet to be asked which names it serves."""

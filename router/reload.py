@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from contract.options import SettingError, option_rows
@@ -55,7 +55,8 @@ class Settings:
         """Read the files. Raises SettingError."""
         admin = config.admin
         keys = read_api_keys(admin.admin_keys, admin.admin_keys_file, "[admin] admin_keys")
-        return cls(config, read_credentials(config.gateway), keys)
+        own = {entry.url: entry.authorization for entry in config.replicas if entry.authorization}
+        return cls(config, replace(read_credentials(config.gateway), of_replicas=own), keys)
 
 
 class LiveSettings:
@@ -78,6 +79,7 @@ class LiveSettings:
                 settings = await asyncio.to_thread(self._read)
                 changed = _changes(self.now.config, settings.config)
                 _refuse_restarts(changed)
+                _refuse_emptiness(self.now.config, settings.config)
             except SettingError as error:
                 if self._metrics is not None:
                     self._metrics.config_refused()
@@ -112,11 +114,9 @@ def take_replicas(
 
     What runs on one that goes is not touched either. Replicas that report stay, whatever is listed.
     """
-    reporting = {s.view.replica_id for s in fleet.views() if s.report is not None}
     for entry in before.replicas:
-        replica_id = entry.replica_id or entry.url
-        if entry not in after.replicas and replica_id not in reporting:
-            fleet.remove(replica_id)
+        if entry not in after.replicas:
+            fleet.drop_static(entry.url, entry.replica_id)
     for entry in after.replicas:
         if entry not in before.replicas:
             fleet.add_static(entry.url, entry.replica_id, entry.model, now_us=now_us)
@@ -139,7 +139,13 @@ def _values(config: RouterConfig) -> dict[str, Any]:
         f"policy.{policy.name}.{row.name}": getattr(policy, row.name)
         for row in option_rows(type(policy))
     }
-    return values | {"replicas": config.replicas}
+    return values | {"replicas": [(entry, entry.authorization) for entry in config.replicas]}
+
+
+def _refuse_emptiness(before: RouterConfig, after: RouterConfig) -> None:
+    """Refuse a file that somebody has emptied, which is as right as any other."""
+    if before.replicas and not after.replicas and not after.store.redis_url:
+        raise SettingError("they name no replica any more, and no store where some could report")
 
 
 def _refuse_restarts(changed: list[str]) -> None:

@@ -4,7 +4,7 @@ Rule: no complaint quotes a URL, which may hold a password.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
 from typing import Any
@@ -22,6 +22,7 @@ NAMELESS = "localhost"
 """The Host that a replica at a path is asked for."""
 
 _KNOWN = ("url", "id", "model")
+_KNOWN_IN_FILE = (*_KNOWN, "authorization")
 _EXPECTED = "expected http://host:port or https://host"
 _EXPECTED_PATH = "expected unix:///path/of/socket"
 
@@ -33,29 +34,33 @@ class ReplicaEntry:
     url: str
     replica_id: str | None = None
     model: str | None = None
+    authorization: str | None = field(default=None, repr=False, compare=False)
+    """Header that it alone is sent; with another one it is the same replica."""
 
 
-def read_entry(fields: Any, where: str = "replica", *, may_be_socket: bool = False) -> ReplicaEntry:
-    """Check ``url``, ``id`` and ``model``; the last two may be missing. Raises SettingError.
+def read_entry(fields: Any, where: str = "replica", *, is_in_file: bool = False) -> ReplicaEntry:
+    """Check ``url``, and ``id`` and ``model``, which may be missing. Raises SettingError.
 
-    ``may_be_socket``: whoever names it may have the gateway open files of this machine.
+    ``is_in_file``: whoever wrote it may have the gateway open files, and give it a credential.
     """
+    known_names = _KNOWN_IN_FILE if is_in_file else _KNOWN
     if not isinstance(fields, Mapping):
         kind = type(fields).__name__
         raise SettingError(f"{where} is a {kind}, expected a URL or an object with 'url'")
     for name, value in fields.items():
-        if name not in _KNOWN:
-            raise SettingError(f"{where} has no setting {name!r}; known: {', '.join(_KNOWN)}")
+        if name not in known_names:
+            raise SettingError(f"{where} has no setting {name!r}; known: {', '.join(known_names)}")
         if value is not None:
             _check_text(f"{where}: {name}", value)
     url = fields.get("url")
     if not url:
         raise SettingError(f"{where} has no url, {_EXPECTED}")
-    is_socket = may_be_socket and url.startswith("unix:")
+    is_socket = is_in_file and url.startswith("unix:")
     complaint = _socket_complaint(url) if is_socket else url_complaint(url)
     if complaint is not None:
         raise SettingError(f"{where} {complaint}")
-    return ReplicaEntry(url.rstrip("/"), fields.get("id") or None, fields.get("model") or None)
+    others = (fields.get(name) or None for name in _KNOWN_IN_FILE[1:])
+    return ReplicaEntry(url.rstrip("/"), *others)
 
 
 def url_complaint(url: str) -> str | None:

@@ -151,12 +151,16 @@ def build_gateway(config: RouterConfig, reread: Reread | None = None) -> Gateway
         admin.models_interval_s,
         admin.models_timeout_s,
         tls=plane.context.pools.tls,
-        authorization=lambda: settings.now.config.gateway.upstream_authorization,
+        authorization=plane.context.pools.authorization,
     )
     lag = LoopLag()
     metrics.attach(fleet, sync, lag, plane.stats)
     context = plane.context
-    prober = Prober(fleet, metrics, lambda: context.config, clock_us, context.pools.tls)
+    prober = Prober(
+        *(fleet, metrics, lambda: context.config, clock_us, context.pools.tls),
+        patience_s=config.routing.probe_silence_s,
+        num_gateways=lambda: sync.num_gateways,
+    )
     gateway = Gateway(config, fleet, metrics, plane, store, sync, discovery, prober, lag, settings)
     settings.take = partial(_take_settings, gateway)
     return gateway
@@ -172,7 +176,8 @@ async def run_gateway(
     config = gateway.config
     host, admin_host = config.gateway.host, config.admin.admin_host
     settings = gateway.settings
-    parts = AdminParts(settings, gateway.fleet, gateway.sync, gateway.metrics, clock_us)
+    bodies = gateway.plane.context.bodies
+    parts = AdminParts(settings, gateway.fleet, gateway.sync, gateway.metrics, clock_us, bodies)
     admin = web.AppRunner(admin_app(parts), access_log=None, shutdown_timeout=ADMIN_CLOSING_S)
     await admin.setup()
     is_cut = False

@@ -17,7 +17,7 @@ from router.core.health import AttemptOutcome
 from router.core.ledger import Lease
 from router.core.reason import Reason
 from router.core.request import prefix_key
-from router.core.retry import RetryBudget, backoff_us, may_retry
+from router.core.retry import LOST, RetryBudget, backoff_us, may_retry
 from router.core.view import ChainKey, RouteRequest
 from simulator.event_loop import EventLoop, Phase
 from simulator.fleet_spec import FleetSpec, ReplicaSpec
@@ -53,7 +53,7 @@ class SimGateway:
         self.loop = loop
         self.replicas = replicas
         self.budget = RetryBudget(spec.routing, loop.now_us)
-        self.queue = AdmissionQueue(spec.routing)
+        self.queue = AdmissionQueue(spec.routing, self.fleet.line_of)
         self.queued: dict[Ticket, Exchange] = {}
         self.on_end = on_end
         self.read_events = read_events  # to be called before the fleet is asked or told
@@ -62,7 +62,7 @@ class SimGateway:
 
     def receive(self, request: SimRequest) -> None:
         """Take a request in; ``on_end`` is called once with what became of it."""
-        self.budget.on_request()
+        self.budget.on_request(self.loop.now_us)
         Exchange(self, request).decide()
 
     def take_events(self, replica: SimReplica, batch: KvEventBatch) -> None:
@@ -128,6 +128,7 @@ class Exchange(Service):
         self._outcome = Outcome(request, self._loop.now_us)
         self._tried: list[str] = []
         self._lease: Lease | None = None
+        self._decision: Decision | None = None
         self._is_served = False  # ``sequence`` is on a replica
         self._ticket: Ticket | None = None
         root = _root_of(request.model or "")
@@ -172,6 +173,7 @@ class Exchange(Service):
                 self.end(End.FAILED)
             return
         self._lease = decision.lease
+        self._decision = decision
         self._outcome.replica_id = decision.replica.replica_id
         self._outcome.predicted_tokens = decision.matched_tokens
         self._outcome.attempts += 1
@@ -236,6 +238,8 @@ class Exchange(Service):
         now_us = self._loop.now_us + self._gateway.timing.send_delay_us
         assert self._lease is not None
         self._lease.first_byte(now_us)
+        if self._lease.is_probe:
+            self._lease.pass_probe(now_us)
         self._outcome.ttft_us = now_us - self._outcome.arrival_us
 
     def finished(self) -> None:
@@ -290,8 +294,14 @@ class Exchange(Service):
         assert self._outcome.replica_id is not None
         self._tried.append(self._outcome.replica_id)
         now_us = self._loop.now_us
-        if may_retry(failure, attempts, gateway.config) and gateway.budget.take(now_us):
+        if may_retry(failure, attempts, gateway.config) and self._may_spend(failure):
             wait_us = backoff_us(attempts, self._outcome.request.request_id, gateway.config)
             self._loop.at(now_us + wait_us, Phase.ARRIVE, self.decide)
         else:
             self.end(otherwise)
+
+    def _may_spend(self, failure: Failure) -> bool:
+        gateway = self._gateway
+        assert self._decision is not None
+        is_moved = gateway.fleet.is_moved(self._decision, is_lost=failure in LOST)
+        return gateway.budget.take(self._loop.now_us, is_moved=is_moved)

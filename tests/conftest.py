@@ -17,6 +17,17 @@ settings.load_profile("whole")
 
 LIVE_FOLDERS = ("tests/replicas/server", "tests/router/gateway", "tests/router/store")
 LIVE_FILES = ("tests/router/test_admin.py", "tests/router/test_serve.py")
+LEFT_UNREAD = {  # where these are not wanted: reading them takes as long as many a test
+    "not live": ("tests/field", *LIVE_FOLDERS),
+    "not blackbox": ("tests/blackbox",),
+}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave folders unread of whose tests none would be left."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    wanted = config.option.markexpr
+    return any(words in wanted and path in LEFT_UNREAD[words] for words in LEFT_UNREAD) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

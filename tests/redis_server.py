@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from warmroute.demo.processes import free_port
 from warmroute.demo.redis_server import NoRedisServerError, find_redis
 
 START_TIMEOUT_S = 20.0
@@ -23,9 +23,7 @@ class RedisServer:
     """One server process on loopback; ``client`` speaks to it as a replica would."""
 
     def __init__(self, binary: str, folder: Path, *settings: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self._argv = [binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
         self._argv += ["--appendonly", "no", "--dir", str(folder), *settings]
         self._process: subprocess.Popen[bytes] | None = None

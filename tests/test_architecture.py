@@ -1,7 +1,9 @@
 """The dependency rule of docs/architecture.md and the shape of the tree, checked on the source."""
 
 import ast
-from collections.abc import Iterator
+import sys
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,7 @@ PURE = {
 }
 CONTRACT_LIBRARIES = {"msgspec", "xxhash"}
 OURS = {row.partition(".")[0] for row in MAY_IMPORT}
-PATHS = [path for package in sorted(OURS) for path in sorted((ROOT / package).rglob("*.py"))]
+PATHS = {package: sorted((ROOT / package).rglob("*.py")) for package in sorted(OURS)}
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 400
 VAGUE_NAMES = {"utils", "util", "helpers", "common", "misc"}
@@ -39,66 +41,106 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def imports_of(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+Import = ast.Import | ast.ImportFrom
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the tests look at in a file, which is parsed once for all of them."""
+
+    imported: list[str]
+    lines_of_inner_imports: list[int]
+    lines_by_function: dict[str, int]  # the longest of a name
+    num_lines: int
+    says_what_it_is_for: bool
+
+
+@cache
+def shape_of(path: Path) -> Shape:
+    text = path.read_text()
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
+    functions = [node for node in nodes if isinstance(node, Function)]
+    lengths = {each.name: 0 for each in functions}
+    for each in functions:
+        assert each.end_lineno is not None
+        lengths[each.name] = max(lengths[each.name], each.end_lineno - each.lineno)
+    return Shape(
+        imported=[name for node in nodes if isinstance(node, Import) for name in names_in(node)],
+        lines_of_inner_imports=[
+            node.lineno for each in functions for node in ast.walk(each) if isinstance(node, Import)
+        ],
+        lines_by_function=lengths,
+        num_lines=text.count("\n"),
+        says_what_it_is_for=not tree.body or bool(ast.get_docstring(tree)),
+    )
+
+
+def names_in(node: Import) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert node.level == 0, "relative import"
+    return [f"{node.module}.{alias.name}" for alias in node.names]
 
 
 def is_in(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
 
 
-@pytest.mark.parametrize("path", PATHS, ids=name_of)
-def test_imports_point_inwards(path: Path) -> None:
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+def may_import(path: Path, imported: str) -> bool:
+    module = name_of(path).removesuffix(".py").replace("/", ".")
     row = max((row for row in MAY_IMPORT if is_in(module, row)), key=len)
-
-    for imported in imports_of(ast.parse(path.read_text())):
-        top = imported.partition(".")[0]
-        if top in OURS:
-            assert any(is_in(imported, allowed) for allowed in MAY_IMPORT[row]), imported
-        assert row not in PURE or top not in IMPURE, f"{row} is pure, but imports {imported}"
-        if row == "contract" and top not in OURS:
-            assert top in CONTRACT_LIBRARIES or is_standard(top), imported
+    top = imported.partition(".")[0]
+    if top in OURS:
+        return any(is_in(imported, allowed) for allowed in MAY_IMPORT[row])
+    if row in PURE and top in IMPURE:
+        return False
+    return row != "contract" or top in CONTRACT_LIBRARIES | sys.stdlib_module_names
 
 
-def is_standard(top: str) -> bool:
-    return top in __import__("sys").stdlib_module_names
+@pytest.mark.parametrize("package", PATHS)
+def test_imports_point_inwards(package: str) -> None:
+    outwards = [
+        f"{name_of(path)} imports {imported}"
+        for path in PATHS[package]
+        for imported in shape_of(path).imported
+        if not may_import(path, imported)
+    ]
+
+    assert outwards == []
 
 
-@pytest.mark.parametrize("path", PATHS, ids=name_of)
-def test_imports_stand_at_the_top_of_the_file(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-
+@pytest.mark.parametrize("package", PATHS)
+def test_imports_stand_at_the_top_of_the_file(package: str) -> None:
     inner = [
-        f"{path.name}:{node.lineno}"
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Import | ast.ImportFrom)
+        f"{name_of(path)}:{line}"
+        for path in PATHS[package]
+        for line in shape_of(path).lines_of_inner_imports
     ]
 
     assert inner == []
 
 
-@pytest.mark.parametrize("path", PATHS, ids=name_of)
-def test_files_and_functions_fit_on_a_screen_or_two(path: Path) -> None:
-    text = path.read_text()
+@pytest.mark.parametrize("package", PATHS)
+def test_files_and_functions_fit_on_a_screen_or_two(package: str) -> None:
+    shapes = {name_of(path): shape_of(path) for path in PATHS[package]}
 
-    assert text.count("\n") <= FILE_LINES_MAX
-    assert path.stem not in VAGUE_NAMES
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < FUNCTION_LINES_MAX, node.name
+    long = [
+        *(name for name, shape in shapes.items() if shape.num_lines > FILE_LINES_MAX),
+        *(
+            f"{name}: {function}"
+            for name, shape in shapes.items()
+            for function, num_lines in shape.lines_by_function.items()
+            if num_lines >= FUNCTION_LINES_MAX
+        ),
+    ]
+    assert long == []
 
 
-@pytest.mark.parametrize("path", PATHS, ids=name_of)
-def test_every_file_says_what_it_is_for(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+@pytest.mark.parametrize("package", PATHS)
+def test_every_file_says_what_it_is_for(package: str) -> None:
+    vague = [name_of(path) for path in PATHS[package] if path.stem in VAGUE_NAMES]
+    silent = [name_of(path) for path in PATHS[package] if not shape_of(path).says_what_it_is_for]
 
-    assert not tree.body or ast.get_docstring(tree), "no docstring"
+    assert (vague, silent) == ([], [])

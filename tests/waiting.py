@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-DEADLINE_S = 20.0
+DEADLINE_S = 30.0
 _STEP_S = 0.005
 
 

@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="warmroute",
         description="Routes LLM requests to the replica whose KV cache holds most of the prompt.",
     )
+    shown = f"warmroute {__version__}"
+    parser.add_argument("--version", action="version", version=shown, help="print it and end")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands.add_parser("demo", help="a real trace through real processes, in a table"))
     _add_router(commands.add_parser("router", help="run a gateway"))

@@ -18,14 +18,12 @@ from replicas.server.metrics import EngineMetrics, ReplicaMetrics
 from replicas.server.vllm_families import EngineView, ReplicaView
 from router.config import SECTIONS
 from router.core.exchange import state_diagram
-from router.core.policy import POLICIES, Policy
+from router.core.policy import DEFAULT_POLICY, POLICIES, Policy
 from router.metric_table import Kind, MetricRow, metric_rows
 from warmroute.demo.fleet import DemoConfig
 from warmroute.fixed_timing import fixed_timing_section
 from warmroute.load import LoadConfig
 from warmroute.weather import table, weather_section
-
-DEFAULT_POLICY = "prefix_load"
 
 _MADE = "<!-- made by `{}`; do not edit -->\n"
 
@@ -148,7 +146,7 @@ def _replica_metric_rows() -> list[MetricRow]:
 
 def _doc(policy: type[Policy]) -> str:
     """Return a policy's docstring as Markdown; its indented formula is already a code block."""
-    return inspect.cleandoc(policy.__doc__ or "").replace("``", "`")
+    return inspect.cleandoc(policy.__doc__ or "It has no description.").replace("``", "`")
 
 
 def _summary(policy: type[Policy]) -> str:
@@ -257,9 +255,11 @@ One TOML file (`--config FILE`), overridden by the environment, by the named fla
 name or an impossible value stops the start with exit status 3 and says what was found and what is
 known. `warmroute config --config FILE` prints every effective value and where it came from.
 
-Beside the sections, `replicas` is a list of URLs (or tables `[[replicas]]` with `url`, `id` and
-`model`) of engines that do not report in Redis; a URL is `http://`, `https://` or, here only,
-`unix:///path/of/socket`. `[policy]` has `name` and a table for each policy (see policies.md).
+Beside the sections, `replicas` is a list of URLs of engines that do not report in Redis, or of
+tables `[[replicas]]` with `url`, `id`, `model` and `authorization` (the header that this replica is
+sent in the place of any other); a URL is `http://`, `https://` or, here only,
+`unix:///path/of/socket`. `[policy]` has `name` and a table for each policy (see policies.md). In
+flags and the environment a list is written `a, b`, or as in TOML.
 
 ## The gateway: `warmroute router`
 """

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from contract.options import option
+from contract.redis_layout import check_fleet
 from replicas.agents.engines.engine import EngineKind
 
 
@@ -73,6 +74,7 @@ class AgentConfig:
                 raise ValueError(f"{name} is {value}, must be at least 1")
 
     def _check_names(self) -> None:
+        check_fleet(self.fleet)
         if not self.urls:
             raise ValueError("urls is empty, expected at least one --url http://host:port")
         if self.redis_url is None:

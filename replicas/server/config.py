@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from contract.hardware import Precision
 from contract.options import option
+from contract.redis_layout import check_fleet
 from replicas.core.scheduler_config import Admission, Batching, SchedulingPolicy
 from replicas.server.faults import read_fault
 
@@ -148,7 +150,19 @@ class ReplicaConfig:
     )
     fault_seed: int = option(0, "", "with the replica id, draws whom a fault with a share strikes")
 
+    def _check_advertise_url(self) -> None:
+        """Complain without quoting the URL: it may hold a password."""
+        try:
+            parts = urlsplit(self.advertise_url or "http://host")
+            is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            is_usable = False
+        if not is_usable:
+            raise ValueError("advertise_url cannot be used, expected http://host:port")
+
     def __post_init__(self) -> None:
+        check_fleet(self.fleet)
+        self._check_advertise_url()
         at_least_one = (
             *("tensor_parallel", "block_size", "max_num_batched_tokens", "max_num_seqs"),
             *("data_parallel_size", "max_loras", "max_loaded_loras", "embedding_dimensions"),

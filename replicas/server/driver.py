@@ -133,9 +133,11 @@ class Driver:
             while self.disturbance.thawed is not None:
                 await self.disturbance.thawed.wait()
                 due_us = now_us()
-            output = engine.complete_step(plan, now_us())
+            # One reading for the step's end: what is counted from it would not add up with two.
+            ended_us = now_us()
+            output = engine.complete_step(plan, ended_us)
             metrics.count_step(plan, output)
-            self._deliver(output)
+            self._deliver(output, ended_us)
             self._publish()
 
     async def _wait_until(self, due_us: int) -> int:
@@ -153,8 +155,7 @@ class Driver:
     def _sample(self, sequence: EngineSequence) -> int:
         return self._live[sequence].sample()
 
-    def _deliver(self, output: StepOutput) -> None:
-        at_us = now_us()
+    def _deliver(self, output: StepOutput, at_us: int) -> None:
         metrics = self.metrics
         for sequence in output.new_tokens:
             generation = self._live[sequence]

@@ -24,6 +24,11 @@ from router.core.view import ChainKey, ReplicaView, pressure_of
 ANSWERS_MISSED_IN_A_ROW_MAX = 8
 """From so many on, a replica is taken for one that never finds the text of an answer again."""
 
+UNCACHED_IN_A_ROW_MAX = 3
+SHORT_IN_A_ROW_MAX = 8
+"""From so many answers on that had nothing, or less, cached of what we believed, a replica is taken
+for one that does not cache prefixes, or not as we think."""
+
 RETIRED_MAX = 4  # a report is late by seconds, not by several restarts
 
 
@@ -47,6 +52,7 @@ class Belief:
         self.retired: tuple[str, ...] = ()  # incarnations before this one, newest last
         self.listed_models: tuple[str, ...] = ()  # by a replica that does not report
         self.uncached_in_a_row = 0  # answers that owed nothing to a prefix we believed cached
+        self.short_in_a_row = 0  # answers that owed less to it than we believed
         self.running: dict[Lease, int] = {}  # own, where we learn: when kept, longest ago first
         self.answers_missed_in_a_row = 0  # prompts that were cached up to the last answer only
         self.breaker = Breaker(config)
@@ -58,6 +64,7 @@ class Belief:
         view.prefill_tokens_per_s = self.prior_tokens_per_s
         self.report: LoadReport | None = None
         self.reported_us = 0  # when the last accepted report was counted
+        self.overtaken: int | None = None  # number of one that came after it, but is older
         self.absent_since_us: int | None = None  # the store answered, without this replica
         self.mismatch: str | None = None  # why its reports cannot be used
         self.refused_us: int | None = None  # when one last could not even be decoded
@@ -65,6 +72,7 @@ class Belief:
         self.freshness = Freshness.SILENT
         self.block_bytes = config.index_block_bytes
         self._config = config
+        self._adapters: frozenset[str] = frozenset()
         self._foreign = ForeignLoad(micros(config.load_trust_s))
 
     def serves(self, model: str) -> bool:
@@ -88,6 +96,12 @@ class Belief:
         return ceil(num_bytes / self.block_bytes)
 
     @property
+    def is_taken_at_its_word(self) -> bool:
+        """Whether no more is believed than it said last: it has had less again and again."""
+        is_short = self.short_in_a_row >= SHORT_IN_A_ROW_MAX
+        return is_short or self.uncached_in_a_row >= UNCACHED_IN_A_ROW_MAX
+
+    @property
     def finds_answers(self) -> bool:
         """Whether it is worth knowing what it answered, for the prompts that will hold it."""
         is_lost = self.answers_missed_in_a_row >= ANSWERS_MISSED_IN_A_ROW_MAX
@@ -108,7 +122,7 @@ class Belief:
             return (self.block_bytes, None)
         report = self.report
         assert report is not None
-        return (self.block_bytes, model if model in report.adapters else report.model)
+        return (self.block_bytes, model if model in self._adapters else report.model)
 
     @property
     def learned_blocks_max(self) -> int | None:
@@ -129,11 +143,23 @@ class Belief:
         same_process = last is not None and last.incarnation == report.incarnation
         return last is not None and same_process and report.sequence <= last.sequence
 
-    def is_restart(self, report: LoadReport) -> bool:
-        """Whether ``report`` comes from another process than the last one."""
-        return self.report is not None and self.report.incarnation != report.incarnation
+    def notices_restart(self, report: LoadReport) -> bool:
+        """Take in a report; return whether it comes from another process than the last one.
 
-    def successor(self) -> "Belief":
+        Either it says so, or it counts anew: one that is older may have been overtaken, but not the
+        next one that goes on from there.
+        """
+        last, before = self.report, self.overtaken
+        if last is None or report.incarnation in self.retired:
+            return False
+        if report.incarnation != last.incarnation:
+            return True
+        if report.sequence >= last.sequence:
+            return False
+        self.overtaken = report.sequence
+        return before is not None and before < report.sequence
+
+    def successor(self, incarnation: str) -> "Belief":
         """Return the belief about the process that takes this one's place: cold, and idle."""
         assert self.report is not None
         old = self.view
@@ -141,14 +167,18 @@ class Belief:
         belief = Belief(view, self._config, is_static=self.is_static)
         belief.is_drained_by_admin = self.is_drained_by_admin
         belief.kv = self.kv
-        retired = (*self.retired, self.report.incarnation)
-        belief.retired = retired[-RETIRED_MAX:]
+        before = self.report.incarnation
+        belief.retired = self.retired
+        if before != incarnation:
+            belief.retired = (*self.retired, before)[-RETIRED_MAX:]
         return belief
 
     def accept(self, report: LoadReport, counted_us: int) -> None:
         """Take in a newer report of the same process, counted at ``counted_us``."""
         self.report = report
+        self._adapters = frozenset(report.adapters)
         self.reported_us = counted_us
+        self.overtaken = None
         self.absent_since_us = None
         self.mismatch = mismatch_of(report)
         self.refused_us = None
@@ -195,7 +225,8 @@ class Belief:
         """Let policies see what the report tells, as it is: not counted on since."""
         view = self.view
         view.kv_usage = report.kv_usage
-        view.kv_pressure = pressure_of(report.kv_usage)
+        if report.kv_usage is not None:
+            view.kv_pressure = pressure_of(report.kv_usage)
         view.kv_blocks_used = report.kv_blocks_used
         view.kv_blocks_total = report.kv_blocks_total
         view.kv_block_tokens = report.block_size

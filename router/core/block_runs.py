@@ -114,8 +114,8 @@ class BlockRuns:
                 continue
             length = len(held)
             if not blocks.startswith(held, at):
-                length = common_bytes(held, blocks, at)
-                self._cut(first, length)
+                self._cut(first, common_bytes(held, blocks, at))
+                length = len(runs[first])  # less than that, if the run came back to its beginning
             if self._holders[first] & holder:
                 if begin < at:
                     fresh.append(blocks[begin:at])
@@ -168,6 +168,7 @@ class BlockRuns:
                     length = limit - at
             if length < len(runs[first]):
                 self._cut(first, length)
+                length = len(runs[first])
             if at >= kept:
                 if holders == holder:
                     self._forget(first)
@@ -177,6 +178,19 @@ class BlockRuns:
             at += length
         self.num_held -= gone
         return gone
+
+    def take_rest(self, holder: int, num_counted: int) -> None:
+        """Let ``holder``, for whom so many blocks are still counted, hold nothing at all.
+
+        For one whose parts are gone and who yet holds some: it has told of a block after two
+        parents, or twice, and runs were merged or cut where its parts do not say so.
+        """
+        for first, holders in list(self._holders.items()):
+            if holders == holder:
+                self._forget(first)
+            elif holders & holder:
+                self._holders.put(first, holders & ~holder)
+        self.num_held -= num_counted
 
     def grow(self, first: BlockHash, parent: bytes, block: bytes, holder: int) -> bool:
         """Lengthen the run ``first`` by a block, if it is the holder's and ends with ``parent``."""
@@ -224,6 +238,7 @@ class BlockRuns:
             length = common_bytes(other, blocks, 0)
             if length < len(other):
                 self._cut(first, length)
+                length = len(self._runs[first])
             self._holders.put(first, self._holders[first] | holders)
             blocks = blocks[length:]
 
@@ -231,13 +246,14 @@ class BlockRuns:
 def common_bytes(run: bytes, packed: bytes, at: int) -> int:
     """Return the bytes that ``run`` has in common with ``packed`` from ``at`` on.
 
-    Equal hashes have equal prefixes, so that halving finds the end of the common part.
+    Found by halving, and compared as memory: block for block, since a replica may tell of equal
+    hashes after different ones.
     """
     low, high = 0, min(len(run), len(packed) - at) // BLOCK_BYTES
     while low < high:
         middle = (low + high) // 2
-        offset = middle * BLOCK_BYTES
-        if packed.startswith(run[offset : offset + BLOCK_BYTES], at + offset):
+        begin, end = low * BLOCK_BYTES, (middle + 1) * BLOCK_BYTES
+        if packed.startswith(run[begin:end], at + begin):
             low = middle + 1
         else:
             high = middle

@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from router.core.frontier import Frontier
-from router.core.policy import CostPolicy, Policy, draw
+from router.core.policy import CostPolicy, Policy, draw, draw_one
 from router.core.prefix_index import PrefixIndex, slot_bit, slots_of
 from router.core.reason import Reason
-from router.core.roster import Pool
+from router.core.roster import Pool, Roster
 from router.core.view import ReplicaView, RouteRequest
 
 FRONTIER_REPLICAS_MIN = 16
 """In a smaller fleet it takes longer to keep the classes than to look at every replica."""
 
 SLOT_SETS_KEPT = 1_024
-"""Sets of replicas whose slots are remembered; less than 1 MB."""
+"""Sets of replicas whose slots are remembered: less than 1 MB where a prompt is held by few, 4.5 MB
+where each is held by most of 512.
+"""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,73 @@ class Choice:
 
     replica: ReplicaView
     reason: Reason
+
+
+class PolicyFailures:
+    """How often a policy raised, or chose what it had not been shown, and what it said first."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.first: dict[str, str] = {}  # by policy and kind of error, so that it is said once
+
+    def add(self, policy: Policy, error: Exception) -> None:
+        """Count one."""
+        self.total += 1
+        kind = f"{policy.name} {type(error).__name__}"
+        self.first.setdefault(kind, f"policy {policy.name!r} failed: {error!r}")
+
+
+class NotOfferedError(Exception):
+    """A policy chose what it had not been shown."""
+
+
+class _Drawing(Policy):
+    """What chooses where the policy fails."""
+
+    name = "drawing"
+
+    def choose(self, request: RouteRequest, eligible: Sequence[ReplicaView]) -> ReplicaView:
+        return draw_one(request, eligible)
+
+
+_DRAWING = _Drawing()
+
+
+class Chooser:
+    """Lets a policy choose. One that fails costs its requests a good choice, and nothing else."""
+
+    def __init__(self, roster: Roster, touched: set[int]) -> None:
+        """``touched``: slots whose load has changed; it is emptied when that has been seen."""
+        self.failures = PolicyFailures()
+        self._roster = roster
+        self._touched = touched
+
+    def choose(
+        self,
+        policy: Policy,
+        request: RouteRequest,
+        pool: Pool,
+        eligible: Sequence[ReplicaView],
+        found: Sequence[Found],
+    ) -> Choice:
+        """Return one of ``eligible``, which are ``pool``'s or some of them."""
+        is_whole = eligible is pool.views and not request.is_explained
+        try:
+            if policy.looks_at is None or len(eligible) < FRONTIER_REPLICAS_MIN or not is_whole:
+                choice = choose(policy, request, eligible, found)
+            else:
+                frontier = self._roster.frontier(policy.looks_at, self._touched)
+                choice = choose_alike(policy, request, pool, found, frontier)
+            replica = choice.replica
+            is_offered = id(replica) in pool.members
+            if is_offered and eligible is not pool.views:
+                is_offered = any(each is replica for each in eligible)
+            if not is_offered:
+                raise NotOfferedError(f"{replica.replica_id!r} was not offered")
+        except Exception as error:
+            self.failures.add(policy, error)
+            return choose(_DRAWING, request, eligible, found)
+        return choice
 
 
 def look_up(

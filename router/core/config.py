@@ -79,7 +79,7 @@ class RoutingConfig:
         1.5, "s", "age from which the load of the other gateways is no longer believed"
     )
     lease_ttl_s: float = option(
-        900.0, "s", "silence after which a lease is taken back; above every time limit on answers"
+        900.0, "s", "time after which a lease is taken back that its request does not renew"
     )
     in_flight_max: int = option(
         0, "requests", "requests on one replica from which others are queued; 0: no limit"

@@ -23,3 +23,10 @@ class Decision:
     matched_tokens: int
     ineligible: Mapping[str, Ineligible]
     explanation: Explanation | None = None  # if the request asks for it
+    is_last_resort: bool = False  # of replicas that are all out: better than nobody
+
+    @property
+    def tried(self) -> set[str]:
+        """The replicas that have been tried once this one has."""
+        before = (name for name, why in self.ineligible.items() if why is Ineligible.ALREADY_TRIED)
+        return {*before, *([self.replica.replica_id] if self.replica else [])}

@@ -5,22 +5,13 @@ and books its lease before it returns, so the next request of the same burst see
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from contract.kv_events import KvEventBatch, KvSnapshot
 from contract.load_report import GatewayReport, InFlight, LoadReport
 from contract.openai_api import Usage
 from router.core.answers import LearnedAnswers
 from router.core.belief import Belief, Freshness
-from router.core.choice import (
-    FRONTIER_REPLICAS_MIN,
-    Choice,
-    Found,
-    blocks_on,
-    choose,
-    choose_alike,
-    look_up,
-)
+from router.core.choice import Chooser, blocks_on, look_up
 from router.core.config import RoutingConfig, micros
 from router.core.decision import Decision
 from router.core.explanation import Explanation, explain_choice
@@ -34,29 +25,13 @@ from router.core.probing import ProbeResult
 from router.core.reason import Ineligible, Reason
 from router.core.roster import Pool, Roster
 from router.core.slow_start import spared
+from router.core.status import ReplicaStatus, status_of
 from router.core.view import ReplicaView, RouteRequest
 
 COMPUTED_US = 10_000_000
 """A prompt sent so long ago has been computed, so that the engine's word on it counts."""
 
 _DEAD = (Ineligible.EJECTED, Ineligible.NOT_REPORTING, Ineligible.CONTRACT_MISMATCH)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
-    """One replica as the admin and the metrics show it."""
-
-    view: ReplicaView
-    standing: Ineligible | None  # None: it may be chosen
-    freshness: Freshness
-    breaker: BreakerState
-    is_static: bool
-    is_draining: bool
-    is_recovering: bool  # in its slow start
-    mismatch: str | None
-    report: LoadReport | None
-    report_age_us: int | None
-    believed_blocks: int
 
 
 class FleetState:
@@ -69,9 +44,11 @@ class FleetState:
         )
         self.prediction_errors = PredictionErrors()
         self._answers = LearnedAnswers(self.index)
-        self.ledger = Ledger(micros(config.lease_ttl_s), self._lease_ended)
+        self.ledger = Ledger(micros(config.lease_ttl_s), self._lease_ended, self._probe_passed)
         self._config = config
         self._roster = Roster(config, self.index)
+        self._chooser = Chooser(self._roster, self.ledger.touched)
+        self.policy_failures = self._chooser.failures
         self._arrivals: dict[str | None, int] = {}  # decisions per known model
         self._gateway_id: str | None = None
         self._now_us = 0
@@ -99,13 +76,16 @@ class FleetState:
         found = look_up(self.index, request, pool, self._config.bytes_per_token)
         if self.policy.counts_arrivals:
             self._number(request)
-        choice = self._choose(request, pool, eligible, found)
+        choice = self._chooser.choose(self.policy, request, pool, eligible, found)
         replica, reason = choice.replica, choice.reason
         explanation = None
         if request.is_explained:
             explanation = self._explained(request, reason, replica, eligible, excluded)
         lease = self._book(request, replica, blocks_on(found, replica), now_us)
-        return Decision(reason, replica, lease, lease.matched_tokens, excluded, explanation)
+        return Decision(
+            *(reason, replica, lease, lease.matched_tokens, excluded, explanation),
+            pool.is_last_resort,
+        )
 
     def explain(self, request: RouteRequest) -> Explanation:
         """Say how ``request`` would be decided now, and book nothing. Fills in its match."""
@@ -118,7 +98,7 @@ class FleetState:
         found = look_up(self.index, request, pool, self._config.bytes_per_token)
         key = self._roster.key_of(request.model)
         request.arrival_index = self._arrivals.get(key, 0)
-        choice = choose(self.policy, request, eligible, found)
+        choice = self._chooser.choose(self.policy, request, pool, eligible, found)
         reason, replica = choice.reason, choice.replica
         return explain_choice(self.policy, request, reason, replica, eligible, excluded)
 
@@ -128,6 +108,10 @@ class FleetState:
         """Add a replica by hand; without an id its url is its id until it reports another."""
         self._now_us = now_us
         return self._roster.add_static(url, replica_id or url, model)
+
+    def drop_static(self, url: str, replica_id: str | None = None) -> None:
+        """Forget that a replica was added by hand; it stays only as long as it reports."""
+        self._roster.drop_static(url, replica_id or url)
 
     def remove(self, replica_id: str) -> bool:
         """Take a replica out at once; one that still reports comes back, so drain it instead."""
@@ -150,7 +134,8 @@ class FleetState:
             return False
         view = belief.view
         is_idle = not view.requests and belief.freshness is not Freshness.FRESH
-        silent_us = now_us - max(view.heard_us, belief.reported_us)
+        silent_us = now_us - max(view.heard_us, view.asked_us, belief.reported_us)
+        result = belief.probes.beside_bytes(result, view, now_us)
         if not belief.probes.take(result, is_idle=is_idle, silent_us=silent_us):
             return False
         if not belief.probes.is_out:
@@ -160,9 +145,33 @@ class FleetState:
         self._roster.changed()
         return True
 
+    def line_of(self, model: str | None) -> int:
+        """Return in which line of a queue a request for ``model`` waits, with its competitors."""
+        return self._roster.line_of(model)
+
+    def is_moved(self, decision: Decision, *, is_lost: bool) -> bool:
+        """Say whether the next attempt only moves load from a lost replica to one that is well.
+
+        It is lost if it is out by now, or if the last attempt ``is_lost`` and had begun before any
+        other that failed there since its last answer.
+        """
+        lease = decision.lease
+        assert lease is not None
+        belief = self._roster.of(lease.replica)
+        if self._roster.pool(lease.model).is_last_resort_for(decision.tried):
+            return False
+        if belief is None or belief.standing() in _DEAD:
+            return True
+        since_us = belief.breaker.failing_since_us
+        return is_lost and since_us is not None and lease.booked_us <= since_us
+
     def knows_model(self, model: str | None) -> bool:
         """Say whether some replica has said that it serves ``model``."""
         return model in self._roster.names()
+
+    def has_several_models(self) -> bool:
+        """Say whether a request that names no model may reach a replica that lacks its own."""
+        return len({(b.view.model, *sorted(b.aliases)) for b in self._roster if b.view.model}) > 1
 
     def set_models(self, replica_id: str, names: Sequence[str]) -> None:
         """Take in what a replica that does not report says it serves: its model, then others."""
@@ -234,10 +243,16 @@ class FleetState:
 
     def tick(self, now_us: int) -> None:
         """Let time pass: predictions, leases, reports and cooldowns. Every 100 ms or so."""
+        for _ in self.ticking(now_us):
+            pass
+
+    def ticking(self, now_us: int) -> Iterator[None]:
+        """Do as ``tick`` in slices, so that the caller can do other things between."""
         self._now_us = now_us
         self.index.expire(now_us)
         self.ledger.expire(now_us)
-        self._roster.tick(now_us)
+        yield
+        yield from self._roster.tick(now_us)
 
     def models(self) -> list[str]:
         """Return the names and aliases that live replicas serve, sorted; of all if none lives."""
@@ -247,9 +262,14 @@ class FleetState:
         }
         return sorted(name for name in names if name is not None)
 
+    def silent(self) -> dict[str, str]:
+        """Return the urls of the replicas that have never reported, by replica id."""
+        return {b.view.replica_id: b.view.url for b in self._roster if b.report is None}
+
     def views(self) -> list[ReplicaStatus]:
         """Return every replica's status, by replica id, as of the last input."""
-        statuses = [self._status(belief) for belief in self._roster]
+        num_blocks, now_us = self.index.num_blocks, self._now_us
+        statuses = [status_of(b, num_blocks(b.view.slot), now_us) for b in self._roster]
         return sorted(statuses, key=lambda status: status.view.replica_id)
 
     def check(self) -> None:
@@ -268,27 +288,17 @@ class FleetState:
         """Explain what was chosen, if the request asks for it; no lease must be booked yet."""
         if not request.is_explained:
             return None
-        return explain_choice(self.policy, request, reason, replica, eligible, excluded)
+        try:
+            return explain_choice(self.policy, request, reason, replica, eligible, excluded)
+        except Exception as error:
+            self.policy_failures.add(self.policy, error)
+            return None
 
     def _narrow(self, pool: Pool) -> dict[str, Ineligible]:
         """Return who is out, those that are full included."""
         limit = self._config.in_flight_max
         full = [view for view in pool.views if limit and view.requests >= limit]
         return pool.excluded | {view.replica_id: Ineligible.AT_LIMIT for view in full}
-
-    def _choose(
-        self,
-        request: RouteRequest,
-        pool: Pool,
-        eligible: Sequence[ReplicaView],
-        found: Sequence[Found],
-    ) -> Choice:
-        policy = self.policy
-        is_whole = eligible is pool.views and not request.is_explained
-        if policy.looks_at is None or len(eligible) < FRONTIER_REPLICAS_MIN or not is_whole:
-            return choose(policy, request, eligible, found)
-        frontier = self._roster.frontier(policy.looks_at, self.ledger.touched)
-        return choose_alike(policy, request, pool, found, frontier)
 
     def _number(self, request: RouteRequest) -> None:
         key = self._roster.key_of(request.model)
@@ -337,16 +347,9 @@ class FleetState:
         belief = self._roster.of(lease.replica)
         if belief is None:
             return  # that process has gone, and what it did says nothing of its successor
-        breaker = belief.breaker
-        was_out = breaker.state is not BreakerState.CLOSED
-        booked_us, is_probe = lease.booked_us, lease.is_probe
-        if breaker.observe(outcome, now_us, began_us=booked_us, is_probe=is_probe):
-            self._roster.changed()
+        self._observe(belief, lease, outcome, now_us)
         if outcome is AttemptOutcome.NOT_FOUND and lease.model in self._roster.names():
             belief.missing_models[lease.model] = now_us + micros(self._config.model_missing_s)
-            self._roster.changed()
-        if was_out and breaker.state is BreakerState.CLOSED:
-            belief.recover(now_us)
             self._roster.changed()
         rates = self._roster.rates
         if lease.is_stream and rates is not None and outcome is AttemptOutcome.OK:
@@ -356,28 +359,27 @@ class FleetState:
             errors = self.prediction_errors
             learn_from_end(self.index, self._answers, errors, belief, lease, outcome, usage)
 
+    def _probe_passed(self, lease: Lease, now_us: int) -> None:
+        belief = self._roster.of(lease.replica)
+        if belief is not None:
+            self._observe(belief, lease, AttemptOutcome.OK, now_us)
+
+    def _observe(self, belief: Belief, lease: Lease, outcome: AttemptOutcome, now_us: int) -> None:
+        breaker = belief.breaker
+        was_out = breaker.state is not BreakerState.CLOSED
+        booked_us, is_probe = lease.booked_us, lease.is_probe
+        if breaker.observe(outcome, now_us, began_us=booked_us, is_probe=is_probe):
+            self._roster.changed()
+        if was_out and breaker.state is BreakerState.CLOSED:
+            belief.recover(now_us)
+            self._roster.changed()
+
     def _of_events(self, replica_id: str, message: KvEventBatch | KvSnapshot) -> Belief | None:
         """Return whose events these are, None if they are of no use: unknown, late, foreign."""
         belief = self._roster.get(replica_id)
         if belief is None or not belief.publishes_events or belief.mismatch is not None:
             return None
         return None if message.incarnation in belief.retired else belief
-
-    def _status(self, belief: Belief) -> ReplicaStatus:
-        has_report = belief.report is not None
-        return ReplicaStatus(
-            view=belief.view,
-            standing=belief.standing(),
-            freshness=belief.freshness,
-            breaker=belief.breaker.state,
-            is_static=belief.is_static,
-            is_draining=belief.is_draining,
-            is_recovering=belief.recovering_since_us is not None,
-            mismatch=belief.mismatch,
-            report=belief.report,
-            report_age_us=max(0, self._now_us - belief.reported_us) if has_report else None,
-            believed_blocks=self.index.num_blocks(belief.view.slot),
-        )
 
 
 def _refusal(excluded: Mapping[str, Ineligible]) -> Reason:

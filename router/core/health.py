@@ -82,6 +82,7 @@ class Breaker:
         self.probing = False
         self._config = config
         self._window = FailureWindow(micros(config.breaker_window_s))
+        self.failing_since_us: int | None = None  # without an answer between
         self._failures_in_a_row = 0
         self._ejections = 0  # in a row: without a quiet time of the longest cooldown between
         self._opened_us = 0
@@ -119,6 +120,7 @@ class Breaker:
         is_quiet = self.state is BreakerState.CLOSED and self._avoided_until_us is None
         if is_quiet and outcome is AttemptOutcome.OK and not is_probe:  # as nearly always
             self._refusals_in_a_row = self._failures_in_a_row = 0
+            self.failing_since_us = None
             self._window.add(False, now_us)
             return False
         before = (self.is_ejected, self.is_avoided)
@@ -151,6 +153,7 @@ class Breaker:
 
     def _answered(self, now_us: int, began_us: int, is_probe: bool) -> None:
         self._failures_in_a_row = 0
+        self.failing_since_us = None
         # While all are ejected they are used nevertheless; what began since the ejection and is
         # answered shows as much as a probe. What began before it shows nothing.
         is_news = self.state is BreakerState.OPEN and began_us >= self._opened_us
@@ -163,6 +166,8 @@ class Breaker:
     def _failed(self, now_us: int, is_probe: bool) -> None:
         self._window.add(True, now_us)
         self._failures_in_a_row += 1
+        if self.failing_since_us is None:
+            self.failing_since_us = now_us
         if self.state is BreakerState.HALF_OPEN and is_probe:
             self._eject(now_us)
         elif self.state is BreakerState.CLOSED:

@@ -1,7 +1,9 @@
 """Applies a replica's numbered KV events to the index, and never past a gap.
 
 While a cursor is out of sync nothing of its replica is confirmed: it may be under-credited, never
-over-credited. It comes back with a snapshot, or with the first batch of a new process.
+over-credited. It comes back with a snapshot, or with the first batch of a new process. A replica
+that has told of far more than its cache can hold has left out what went: it is out of sync, too,
+and does not use up the room of others in the index.
 
 Beyond what events confirm a replica is credited with predictions. One whose blocks were evicted
 before an event told of the last of them is believed wrongly until it expires, and no answer takes
@@ -67,7 +69,10 @@ def apply_batch(index: PrefixIndex, slot: int, cursor: KvCursor, batch: KvEventB
     if removed:
         index.remove(slot, removed)
     cursor.sequence = batch.sequence
-    return True
+    if index.is_overfull(slot):
+        cursor.in_sync = False
+        index.clear_told(slot)
+    return cursor.in_sync
 
 
 def load_snapshot(

@@ -10,9 +10,6 @@ from router.core.health import AttemptOutcome
 from router.core.ledger import Lease
 from router.core.prefix_index import PrefixIndex
 
-UNCACHED_IN_A_ROW_MAX = 3
-"""From so many on, a replica is taken for one that does not cache prefixes at all."""
-
 KEPT_PER_SEND = 2
 """Prompts under way that count as used again with each one that is sent to a full replica."""
 
@@ -93,8 +90,8 @@ def _compare(
 
     The prompt itself is in its cache now, so it stays believed. But a block that was gone was
     evicted, and so, in an engine that evicts by age, was all that had been used before it; unless
-    only the last answer was missed. Only an engine that never has anything cached loses the
-    prompt too.
+    only the last answer was missed. An engine that has less again and again is taken at its word:
+    only what it had stays believed, until it has more than that.
     """
     if prompt_tokens <= 0:
         return  # nonsense
@@ -107,13 +104,19 @@ def _compare(
         errors.over_tokens += believed - cached_tokens
     else:
         errors.under_tokens += cached_tokens - believed
-    if lease.matched_last_used_us is None:
-        return  # nothing matched, or what matched was still being computed
     cached_blocks = cached_tokens * len(lease.chain) // prompt_tokens
     if cached_tokens:
         belief.uncached_in_a_row = 0
+    if cached_blocks > lease.matched_blocks + belief.engine_block:
+        belief.short_in_a_row = 0
+    if belief.is_taken_at_its_word:
+        _keep_only(index, belief, lease, cached_blocks)
+        return
+    if lease.matched_last_used_us is None:
+        return  # nothing matched, or what matched was still being computed
     answer_at = answers.take_last(lease.chain, lease.matched_blocks)
     if cached_blocks + belief.engine_block >= lease.matched_blocks:
+        belief.short_in_a_row = 0
         if answer_at is not None and cached_blocks > answer_at:
             belief.answers_missed_in_a_row = 0
         return
@@ -123,7 +126,15 @@ def _compare(
         return
     errors.corrections += 1
     index.forget_older(belief.view.slot, lease.matched_last_used_us)
-    if not cached_tokens:
-        belief.uncached_in_a_row += 1
-        if belief.uncached_in_a_row >= UNCACHED_IN_A_ROW_MAX:
-            index.correct(belief.view.slot, lease.chain, 0)
+    belief.short_in_a_row += 1
+    belief.uncached_in_a_row += not cached_tokens
+    if belief.is_taken_at_its_word:
+        _keep_only(index, belief, lease, cached_blocks)
+
+
+def _keep_only(index: PrefixIndex, belief: Belief, lease: Lease, cached_blocks: int) -> None:
+    """Believe no more of the prompt than the engine had, and nothing of the answer."""
+    index.correct(belief.view.slot, lease.chain, cached_blocks)
+    place, lease.answer_place = lease.answer_place, None
+    if place is not None and place.on_end is not None:
+        place.on_end(False)

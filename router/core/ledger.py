@@ -67,8 +67,17 @@ class Lease:
             self._ledger.touched.add(replica.slot)
 
     def renew(self, now_us: int) -> None:
-        """Bytes flow: the lease lives on."""
-        self.renewed_us = self.replica.heard_us = now_us
+        """Its request is still under way: the lease lives on."""
+        self.renewed_us = now_us
+
+    def heard(self, now_us: int) -> None:
+        """A byte of the answer came."""
+        self.replica.heard_us = now_us
+
+    def pass_probe(self, now_us: int) -> None:
+        """The replica answers, which is all that the probe was to show."""
+        self._ledger.on_pass(self, now_us)
+        self.is_probe = False
 
     def end(self, outcome: AttemptOutcome, now_us: int, usage: Usage | None = None) -> bool:
         """Give the load back. Returns False, and does nothing, if that has been done."""
@@ -76,18 +85,21 @@ class Lease:
 
 
 OnEnd = Callable[[Lease, AttemptOutcome, int, Usage | None], None]
+OnPass = Callable[[Lease, int], None]
 
 
 class Ledger:
     """All open leases of this gateway, oldest first."""
 
-    def __init__(self, lease_ttl_us: int, on_end: OnEnd) -> None:
+    def __init__(self, lease_ttl_us: int, on_end: OnEnd, on_pass: OnPass = lambda *_: None) -> None:
+        self.on_pass = on_pass  # a probe has been passed before its end
         self.expired_total = 0
         self.touched: set[int] = set()  # slots whose load has changed; who reads it, empties it
         self._ttl_us = lease_ttl_us
         self._on_end = on_end
         self._open: dict[Lease, None] = {}
         self._next_scan_us = 0
+        self._num_booked = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -97,9 +109,11 @@ class Ledger:
         assert matched >= 0
         assert uncached >= 0
         lease = Lease(self, replica, matched, uncached, now_us)
-        if not replica.own_requests:
-            replica.heard_us = now_us  # until now there was nothing to hear
+        if not replica.own_requests and replica.asked_us <= replica.heard_us:
+            replica.asked_us = now_us  # until now there was nothing to hear
         self._open[lease] = None
+        self._num_booked += 1
+        replica.last_sent = self._num_booked
         replica.own_requests += 1
         replica.own_ahead_tokens += uncached
         self.touched.add(replica.slot)
@@ -130,7 +144,7 @@ class Ledger:
         return True
 
     def expire(self, now_us: int) -> None:
-        """Take back leases without a byte for the time to live (up to a tenth longer)."""
+        """Take back leases not renewed for the time to live (up to a tenth longer)."""
         if now_us < self._next_scan_us:
             return
         self._next_scan_us = now_us + self._ttl_us // EXPIRY_SCANS_PER_TTL

@@ -15,15 +15,24 @@ from contract.options import SettingError, build_section
 from router.core.view import ReplicaView, RouteRequest
 
 __all__ = [
-    *("POLICIES", "CostPolicy", "Policy", "build_policy", "draw", "draw_home"),
-    *("draw_one", "draw_one_with_room", "register"),
+    *("DEFAULT_POLICY", "POLICIES", "CostPolicy", "Policy", "build_policy", "draw"),
+    *("draw_home", "draw_one", "draw_one_with_room", "longest_unused", "register"),
 ]
 
+
+DEFAULT_POLICY = "min_ttft"
+"""The best in mean TTFT and goodput over all cells of the weather table (docs/policies.md)."""
 
 HOME_PROMPTS = 4
 """Prompts like this one by which the home's cache may be fuller than the emptiest.
 
 More would let new prompts cluster; with fewer, gateways that have sent differently disagree.
+"""
+
+HOME_SHARE = 0.5
+"""Part of what the caches hold, on average, by which it may be, if that is more than those prompts.
+
+As caches fill, they differ by more prompts, and so do two gateways that sent in another order.
 """
 
 
@@ -92,13 +101,22 @@ def draw_one(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaV
     return _drawn(draw(request.request_id, "replica"), replicas)
 
 
+def longest_unused(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    """Return the one that this gateway has not sent to for longest; the request draws among new.
+
+    Requests that come one by one and find all idle are spread as evenly as those of a burst.
+    """
+    first = min([replica.last_sent for replica in replicas])
+    return draw_one(request, [replica for replica in replicas if replica.last_sent == first])
+
+
 def draw_home(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
     """Return the replica that the session draws, or the prompt's beginning where none is named.
 
     Every gateway draws the same: a conversation whose last turn another one sent stays at home.
     """
     if request.session_key is None and request.prefix_key is None:
-        return draw_one(request, replicas)
+        return longest_unused(request, replicas)
     home = f"{request.prefix_key:x}" if request.session_key is None else request.session_key
     return _drawn(draw(home, "home"), replicas)
 
@@ -106,18 +124,19 @@ def draw_home(request: RouteRequest, replicas: Sequence[ReplicaView]) -> Replica
 def draw_one_with_room(request: RouteRequest, replicas: Sequence[ReplicaView]) -> ReplicaView:
     """Return the one whose cache has most room, so that new prompts fill all caches alike.
 
-    Where several have, as when all are full, or where there is no prompt, the request draws. Of
-    caches that are not told of, a gateway knows only what it sent: there the home of the prompt
+    Where several have, as when all are full, the request draws; without a prompt they take turns.
+    Of caches that are not told of, a gateway knows only what it sent: there the home of the prompt
     is it, of those that have almost as much room as any.
     """
     if not request.prompt:
-        return draw_one(request, replicas)
+        return longest_unused(request, replicas)
     most = max([replica.room_blocks for replica in replicas])
     equals = [replica for replica in replicas if replica.room_blocks == most]
     if all(replica.tells_of_cache for replica in equals):
         return draw_one(request, equals)
     blocks = max(map(len, request.chains.values()), default=0)
-    least = most - HOME_PROMPTS * blocks
+    held = sum([replica.cache_blocks - replica.room_blocks for replica in replicas])
+    least = most - max(HOME_PROMPTS * blocks, HOME_SHARE * held / len(replicas))
     return draw_home(request, [replica for replica in replicas if replica.room_blocks >= least])
 
 

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
 
 from contract.blocks import BlockHash
 from router.core.block_runs import BLOCK_BYTES, BlockRuns, num_blocks, pack, unpack
@@ -94,7 +95,7 @@ class PrefixIndex:
         self._dying: deque[ToldParts | Sends] = deque()  # what cleared lanes have left
         self._by_age: list[tuple[int, int]] = []  # heap: a time before the oldest send, its slot
         self._num_turns = 0  # of ``expire``
-        self._num_epochs = 0
+        self._epochs = count(1)
         self._chain: Sequence[BlockHash] = ()  # the last one that was packed
         self._packed = b""
 
@@ -142,7 +143,7 @@ class PrefixIndex:
     ) -> None:
         """Begin to track a replica, or change how; ``None`` for one whose events will tell.
 
-        ``cache_blocks``: what its cache holds, 0 if that is not known. Only ``room`` looks at it.
+        ``cache_blocks``: what its cache holds, 0 if that is not known; it bounds nothing here.
         """
         state = self._slots.get(slot)
         if state is None:
@@ -150,7 +151,7 @@ class PrefixIndex:
             sends = self._new_sends(slot, learned_blocks_max)
             state = _Slot(told, sends, block_bytes, learned_blocks_max, cache_blocks)
             self._slots[slot] = state
-            self._begin_epoch(state)
+            state.epoch = next(self._epochs)
             return
         learned = state.learned_blocks_max is not None
         if learned != (learned_blocks_max is not None) or state.block_bytes != block_bytes:
@@ -173,7 +174,7 @@ class PrefixIndex:
         """Forget all blocks of a replica: its cache was reset, or it is a new process."""
         self.clear_told(slot)
         state = self._slots[slot]
-        self._begin_epoch(state)
+        state.epoch = next(self._epochs)
         if len(state.sends):
             self._bury(state.sends)
             state.sends = self._new_sends(slot, state.learned_blocks_max)
@@ -260,8 +261,12 @@ class PrefixIndex:
     def room(self, slot: int) -> int:
         """Return how many blocks the replica takes in before it forgets any; 0 if not known."""
         state = self._slots[slot]
-        known = state.told.num_blocks + state.sends.num_blocks
-        return max(0, state.cache_blocks - state.reserved_blocks - known)
+        return max(0, state.cache_blocks - state.reserved_blocks - self.num_blocks(slot))
+
+    def is_overfull(self, slot: int) -> bool:
+        """Say whether more was told of than twice what the cache holds, if that is known."""
+        state = self._slots[slot]
+        return 0 < 2 * state.cache_blocks < state.told.num_blocks
 
     def reserve(self, slot: int, num_blocks: int) -> None:
         """Leave room for so many blocks of which nothing is known yet; at most for half."""
@@ -312,10 +317,6 @@ class PrefixIndex:
     def _new_sends(self, slot: int, learned_blocks_max: int | None) -> Sends:
         bit = self._open_lane(slot_bit(slot) << 2)
         return Sends(self._runs, bit, are_predictions=learned_blocks_max is None)
-
-    def _begin_epoch(self, state: _Slot) -> None:
-        self._num_epochs += 1
-        state.epoch = self._num_epochs
 
     def _open_lane(self, first: int) -> int:
         """Return one of the two lanes from ``first`` on, and make it live: nobody is in it."""

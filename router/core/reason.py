@@ -34,7 +34,7 @@ class Ineligible(Enum):
     ALREADY_TRIED = "already_tried"
     AT_LIMIT = "at_limit"
     NOT_REPORTING = "not_reporting"  # its reports stopped, those of others come
-    BACKING_OFF = "backing_off"  # it answered 429 or 503 a moment ago, others did not
+    BACKING_OFF = "backing_off"  # it answered 429 or 503, or 404 for this model; others did not
 
 
 class Outcome(Enum):

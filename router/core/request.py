@@ -28,6 +28,7 @@ from contract.openai_api import (
 )
 from router.core.config import RoutingConfig
 from router.core.dialects import DIALECTS, told_as_chat
+from router.core.forms import form_fields
 from router.core.view import RouteRequest
 
 CHAT_PATH = "/v1/chat/completions"
@@ -93,6 +94,7 @@ def route_request(
     prompt = prompts[0]
     root = _root_of(fields.model or "", "", fields.cache_salt or "", tenant)
     num_bytes = sum(map(len, prompts))
+    has_name = len(prompt) >= config.index_block_bytes or _has_words(fields)
     return RouteRequest(
         request_id=request_id,
         model=fields.model,
@@ -101,7 +103,7 @@ def route_request(
         prompt=prompt,
         cache_salt=fields.cache_salt or "",
         tenant=tenant,
-        prefix_key=prefix_key(prompt, root, config),
+        prefix_key=prefix_key(prompt, root, config) if has_name else None,
         session_key=session_key,
         stream=fields.stream is True,
         num_choices=(fields.n or 1) * len(prompts),
@@ -131,6 +133,18 @@ def _answer_in_completion(completion: CompletionFields) -> int | None:
     return len(prompt.encode("utf-8", "surrogatepass")) if isinstance(prompt, str) else None
 
 
+def _has_words(fields: ChatFields | CompletionFields) -> bool:
+    """Say whether the prompt says anything: one image or a few token ids begin no other prompt."""
+    if isinstance(fields, CompletionFields):
+        prompt = fields.prompt
+        return isinstance(prompt, str) or isinstance(prompt[0], str)
+    contents = (message.content or () for message in fields.messages)
+    return any(
+        content if isinstance(content, str) else any(part.text for part in content)
+        for content in contents
+    )
+
+
 def prefix_key(prompt: bytes, root: BlockHash, config: RoutingConfig) -> int | None:
     """Return the hash of the first whole blocks; of all, where the prompt fills not even one."""
     if not prompt:
@@ -154,7 +168,7 @@ def _without_prompt(
     except (ValueError, RecursionError) as error:  # all of msgspec's and json's are ValueErrors
         if must_be_json:
             raise _bad_request(error, body) from error
-        names = _Names()
+        names = _names_in_form(body)
     return RouteRequest(
         request_id=request_id,
         model=names.model,
@@ -178,6 +192,11 @@ def _read_names(body: bytes) -> _Names:
         if names.model is not None:  # it will stand in labels and messages, so it must be UTF-8
             names.model = names.model.encode("utf-8", "replace").decode()
         return names
+
+
+def _names_in_form(body: bytes) -> _Names:
+    fields = form_fields(body)
+    return _Names(fields.get("model") or None, fields.get("stream", "").lower() in ("true", "1"))
 
 
 def _bad_request(error: Exception, body: bytes) -> BadRequestError:

@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from contract.load_report import GatewayReport, InFlight, LoadReport
-from router.core.belief import Belief
+from router.core.belief import Belief, Freshness
 from router.core.config import RoutingConfig, micros
 from router.core.foreign_load import IDLE
 from router.core.frontier import Frontier
 from router.core.kv_mirror import restart
+from router.core.lending import lend_loads, lend_pressures, lend_speeds
 from router.core.prefix_index import PrefixIndex, slot_bit
 from router.core.rates import Rates
 from router.core.reason import Ineligible
 from router.core.view import ChainKey, ReplicaView
 
 _YIELDS_LAST = (None, Ineligible.BACKING_OFF, Ineligible.NOT_REPORTING, Ineligible.EJECTED)
+_OUT = (Ineligible.NOT_REPORTING, Ineligible.EJECTED)
+REPLICAS_PER_SLICE = 64
+"""Whose beliefs grow old in one go, in less than a millisecond."""
+
 _OTHER_NAMES = "\0"  # stands for every model name that no replica has given
 
 
@@ -35,6 +40,12 @@ class Pool:
     excluded: dict[str, Ineligible]  # by replica id: all others
     recovering: list[Belief]  # of those that may
     slots: int  # `slot_bit`s of the views
+    members: frozenset[int]  # by ``id``: another view may look the same
+    is_last_resort: bool  # they are all out, and better than nobody
+
+    def is_last_resort_for(self, tried: Collection[str]) -> bool:
+        """Say whether nobody is well but those ``tried``."""
+        return self.is_last_resort or all(view.replica_id in tried for view in self.views)
 
 
 class Roster:
@@ -47,6 +58,7 @@ class Roster:
         self._by_slot: dict[int, Belief] = {}
         self._free_slots: list[int] = []
         self._pools: dict[str | None, Pool] = {}
+        self._lines: dict[str | None, int] = {}
         self._names: frozenset[str] | None = None
         self._frontier: Frontier | None = None
         self._have_all_changed = False  # what policies see of them
@@ -79,6 +91,18 @@ class Roster:
         """Return a model's key: itself if known, so that clients cannot grow a table."""
         return model if model is None or model in self.names() else _OTHER_NAMES
 
+    def line_of(self, model: str | None) -> int:
+        """Return who could ever take a request for ``model``, as a bit set of slots.
+
+        Names for which these are the same compete for the same replicas.
+        """
+        key = self.key_of(model)
+        line = self._lines.get(key)
+        if line is None:
+            able = (belief.view.slot for belief in self if key is None or belief.serves(key))
+            line = self._lines[key] = sum(map(slot_bit, able))
+        return line
+
     def pool(self, model: str | None) -> Pool:
         """Return who may take a request for ``model`` (None: the request names none)."""
         pool = self._pools.get(model)
@@ -99,6 +123,7 @@ class Roster:
     def changed(self) -> None:
         """Forget the pools: someone's standing has changed."""
         self._pools.clear()
+        self._lines.clear()
         self._names = None
         self._frontier = None
 
@@ -115,18 +140,26 @@ class Roster:
         return frontier
 
     def add_static(self, url: str, replica_id: str, model: str | None) -> ReplicaView:
-        """Add a replica by hand. The same again changes nothing.
+        """Add a replica by hand. The same again, or one that reports already, changes nothing.
 
         Another url is a new replica, and so is another model of one that does not report its own.
         """
-        belief = self._by_id.get(replica_id)
+        belief = self._by_id.get(replica_id) or self._reporting_at(url)
         if belief is not None:
             is_its_model = belief.report is not None or model in (None, belief.view.model)
-            if belief.view.url == url and is_its_model:
+            if _are_same(belief.view.url, url) and is_its_model:
                 belief.is_static = True
                 return belief.view
             self.remove(replica_id)
         return self._add(replica_id, url, model, is_static=True).view
+
+    def drop_static(self, url: str, replica_id: str) -> None:
+        """Take a replica out that was added by hand; one that reports stays as long as it does."""
+        belief = self._by_id.get(replica_id) or self._reporting_at(url)
+        if belief is not None and belief.report is not None:
+            belief.is_static = False
+        else:
+            self.remove(replica_id)
 
     def remove(self, replica_id: str) -> bool:
         """Take a replica out; its leases stay with its view. False if there is none."""
@@ -146,12 +179,12 @@ class Roster:
         belief = self._by_id.get(report.replica_id) or self._adopt(report)
         if belief is None:
             belief = self._add(report.replica_id, report.url, report.model, is_static=False)
+        elif belief.notices_restart(report):
+            belief = self._replace(belief, report.incarnation)
+            belief.recover(now_us)
         elif belief.is_older(report):
             belief.absent_since_us = None  # still in the store, so it counts as before
             return
-        elif belief.is_restart(report):
-            belief = self._replace(belief, report.incarnation)
-            belief.recover(now_us)
         before = _shape(belief)
         belief.accept(report, counted_us)
         self._have_all_changed = True
@@ -190,10 +223,10 @@ class Roster:
         self._have_all_changed = True
         self._others_until_us = now_us + micros(self._config.gateway_report_ttl_s)
 
-    def tick(self, now_us: int) -> None:
-        """Let reports, cooldowns and the other gateways' load grow old."""
-        self._have_all_changed = True
-        for belief in self:
+    def tick(self, now_us: int) -> Iterator[None]:
+        """Let reports, cooldowns and the other gateways' load grow old; in slices."""
+        beliefs = list(self)
+        for number, belief in enumerate(beliefs, start=1):
             before = belief.standing()
             belief.breaker.tick(now_us)
             has_recovered = belief.grow_well(now_us)
@@ -201,43 +234,16 @@ class Roster:
                 self.changed()
             if now_us >= self._others_until_us:
                 belief.set_others(IDLE)
-        self._lend_speeds()
-        self._lend_loads()
+            if number % REPLICAS_PER_SLICE == 0:
+                yield
+        lend_speeds(beliefs, self._config.prefill_tokens_per_s)
+        yield
+        lend_loads(beliefs)
+        lend_pressures(beliefs)
+        yield
         if self.rates is not None:
             self._apply_rates(self.rates, now_us)
-
-    def _lend_speeds(self) -> None:
-        """Take a replica that tells no prefill speed for as fast as the fastest of its model.
-
-        One that looked slower would get no prompts, and so could never find out how fast it is.
-        """
-        fastest: dict[str | None, float] = {}
-        for belief in self:
-            if belief.tells_prefill_speed:
-                model, prior = belief.view.model, belief.prior_tokens_per_s
-                fastest[model] = max(fastest.get(model, 0.0), prior)
-        for belief in self:
-            if not belief.tells_prefill_speed:
-                prior = self._config.prefill_tokens_per_s
-                belief.set_prior(fastest.get(belief.view.model, prior))
-
-    def _lend_loads(self) -> None:
-        """Take a replica whose report leaves out its load for as busy as the mean of its model.
-
-        One that looked idle would get what the others are spared.
-        """
-        lacking = [belief for belief in self if belief.leaves_out_load]
-        if not lacking:
-            return
-        requests: dict[str | None, list[int]] = {}
-        ahead_tokens: dict[str | None, list[int]] = {}
-        for belief in self:
-            for told, known in zip(belief.told_load, (requests, ahead_tokens), strict=True):
-                if told is not None:
-                    known.setdefault(belief.view.model, []).append(told)
-        for belief in lacking:
-            model = belief.view.model
-            belief.lend_load(InFlight(_mean(requests, model), _mean(ahead_tokens, model)))
+        self._have_all_changed = True  # since somebody looked between two slices
 
     def _apply_rates(self, rates: Rates, now_us: int) -> None:
         rates.compare()
@@ -260,7 +266,7 @@ class Roster:
     def _adopt(self, report: LoadReport) -> Belief | None:
         """Find the static replica of the same url that has not yet told its id: it is that one."""
         for belief in self:
-            if belief.report is None and belief.view.url.rstrip("/") == report.url.rstrip("/"):
+            if belief.report is None and _are_same(belief.view.url, report.url):
                 del self._by_id[belief.view.replica_id]
                 belief.view.replica_id = report.replica_id
                 self._by_id[report.replica_id] = belief
@@ -268,12 +274,21 @@ class Roster:
                 return belief
         return None
 
+    def _reporting_at(self, url: str) -> Belief | None:
+        """Find the replica that says of itself that it is there, if one does."""
+        for belief in self:
+            reports = belief.report is not None and belief.freshness is not Freshness.DEAD
+            if reports and _are_same(belief.view.url, url):
+                return belief
+        return None
+
     def _replace(self, belief: Belief, incarnation: str) -> Belief:
         """Begin anew for a restarted process: no load, no failures, a cold cache."""
-        successor = belief.successor()
+        successor = belief.successor(incarnation)
         slot = belief.view.slot
         self._by_id[belief.view.replica_id] = self._by_slot[slot] = successor
-        if belief.kv.incarnation != incarnation:  # else its events told of it first
+        has_same_name = successor.retired is belief.retired
+        if has_same_name or belief.kv.incarnation != incarnation:  # else its events told of it
             self._index.clear(slot)
             restart(belief.kv, None)
         self.changed()
@@ -297,6 +312,7 @@ class Roster:
         cache_blocks = belief.view.kv_blocks_total if blocks_max is None else blocks_max
         self._index.open_slot(slot, belief.block_bytes, blocks_max, cache_blocks or 0)
         belief.view.room_blocks = self._index.room(slot)
+        belief.view.cache_blocks = cache_blocks or 0
         belief.view.tells_of_cache = belief.publishes_events
 
     def _make_pool(self, key: str | None, tried: Collection[str] = ()) -> Pool:
@@ -320,7 +336,9 @@ class Roster:
         recovering = [belief for belief in chosen if belief.recovering_since_us is not None]
         views = [belief.view for belief in chosen]
         slots = sum(slot_bit(view.slot) for view in views)
-        return Pool(views, _credit(chosen, key), excluded, recovering, slots)
+        is_last_resort = all(belief.standing() in _OUT for belief in chosen)
+        credit, members = _credit(chosen, key), frozenset(map(id, views))
+        return Pool(views, credit, excluded, recovering, slots, members, is_last_resort)
 
     def _panic(self, tiers: dict[Ineligible | None, list[Belief]]) -> None:
         """Use the ejected replicas like all others where they are more than may be ejected."""
@@ -345,9 +363,8 @@ def _credit(beliefs: list[Belief], model: str | None) -> dict[ChainKey, int]:
     return credit
 
 
-def _mean(known: dict[str | None, list[int]], model: str | None) -> int:
-    values = known.get(model, ())
-    return sum(values) // len(values) if values else 0
+def _are_same(url: str, other: str) -> bool:
+    return url.rstrip("/") == other.rstrip("/")
 
 
 def _shape(belief: Belief) -> tuple[object, ...]:

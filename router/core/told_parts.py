@@ -84,6 +84,8 @@ class ToldParts:
         if missing and self._num_parts:
             self._lost_next.update(missing)
             self.search(SEARCHED_PER_CALL)
+        if not self._num_parts:
+            self._settle()
 
     def search(self, num_parts: int) -> int:
         """Look through so many parts for blocks that are gone; return how many there were."""
@@ -99,6 +101,8 @@ class ToldParts:
                 searched += 1
                 if self._parts.get(last_block(part)) is part:
                     self._remove_inside(part)
+        if not self._num_parts:
+            self._settle()
         return searched
 
     def shed(self, num_parts: int) -> None:
@@ -108,6 +112,14 @@ class ToldParts:
             self._num_parts -= 1
             self._runs.num_parts -= 1
             self.num_blocks -= self._runs.take(blocks, self.bit)
+        if not self._num_parts:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Hold nothing, as there are no parts: what was told may have contradicted itself."""
+        if self.num_blocks:
+            self._runs.take_rest(self.bit, self.num_blocks)
+            self.num_blocks = 0
 
     def _grow(self, part: bytes, block: bytes) -> bool:
         first = self._run_at.get(last_block(part)) or block_at(part, 0)
@@ -156,14 +168,14 @@ class ToldParts:
         for index, block in enumerate(blocks):
             if block not in lost:
                 continue
-            at = index * BLOCK_BYTES
+            at, num_held = index * BLOCK_BYTES, runs.num_held
             # Put in again, so that it is a run of its own before it is taken out.
             runs.take(held, bit, at)
             runs.put(held[at : at + BLOCK_BYTES], [block], bit)
             if rest := blocks[index + 1 :]:
                 runs.put(held[at + BLOCK_BYTES :], rest, bit)
             runs.take(held[at : at + BLOCK_BYTES], bit)
-            self.num_blocks -= 1
+            self.num_blocks += runs.num_held - num_held
             lost.discard(block)
             if begin < at:
                 self._add(held[begin:at], block_at(held, begin))

@@ -32,12 +32,15 @@ class ReplicaView:
     model: str | None = None  # None: not known yet, accepts any
     own_requests: int = 0  # leases held by this gateway
     own_ahead_tokens: int = 0  # uncached prompt tokens of own leases before their first byte
-    heard_us: int = 0  # when a byte of it last came, as far as leases were renewed
+    heard_us: int = 0  # when a byte of it last came, as far as leases and probes tell
+    asked_us: int = 0  # when it was sent the first request since
+    last_sent: int = 0  # which of this gateway's dispatches was its last; 0: none was
     foreign_requests: int = 0
     foreign_ahead_tokens: int = 0
     room_blocks: int = (
         0  # what its cache takes in before it forgets any, as last sent to; 0 if full
     )
+    cache_blocks: int = 0  # what it takes in at all; 0: not known
     tells_of_cache: bool = False  # by KV events, to all gateways; else this one learns by sending
     kv_usage: float | None = None  # 0..1 as reported, as are the next five; None: not told
     kv_pressure: float = 0.0  # usage / (1 - usage) as reported, in steps; see ``pressure_of``

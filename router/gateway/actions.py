@@ -22,13 +22,14 @@ from router.gateway.answer_limits import AnswerLimits
 from router.gateway.attempt import Attempt
 from router.gateway.context import Client, Context
 from router.gateway.cors import without_cors
+from router.gateway.explain import explanation_line
 from router.gateway.http_head import RequestHead
 from router.gateway.limits import NEVER_US
 from router.gateway.local_answer import error_answer, error_event, request_id_line
 from router.gateway.outgoing import later_id_line, outgoing_head, own_location, without_id
 from router.gateway.relay import Relay
 from router.gateway.resume import Resume, judge_break, judge_failure, resume_of
-from router.gateway.verdict import ENGINE_PATHS, Refusal, public_name, refusal_of
+from router.gateway.verdict import ENGINE_PATHS, Refusal, last_resort, public_name, refusal_of
 
 # To look a member up is a call of its own (until Python 3.12); these are needed every time.
 _DECIDED, _FAILED, _INTERRUPTED = Event.DECIDED, State.FAILED, State.INTERRUPTED
@@ -55,6 +56,7 @@ class Actions(ABC):
     _is_refused = False  # it was said
     _tried: tuple[str, ...] = ()  # replicas
     _closes = False
+    _explained = b""  # the header of the last decision, if the request asks for it
 
     def __init__(
         self,
@@ -64,18 +66,21 @@ class Actions(ABC):
         body: bytes,
         path: str,
         read: RouteRequest | BadRequestError | None = None,
+        received_us: int | None = None,
     ) -> None:
         self._context = context
         self._client = client
         self._head = head
         self._body = body
         self._read = read  # by somebody else, where the body is long
-        self._request_id = head.request_id or context.new_request_id()
+        # Draws are by an id of our own, as a client may give one id to all that it sends.
+        self._draw_id = context.new_request_id()
+        self._request_id = head.request_id or self._draw_id
         self._id_line = request_id_line(self._request_id)
-        self.received_us = now_us = context.clock_us()
+        self.received_us = received_us = received_us or context.clock_us()
         # As if it were refused at once; written on until the end. ``path`` is of a closed list.
         self._record = ExchangeRecord(
-            *(self._request_id, path, _REFUSED, 0, now_us, now_us),
+            *(self._request_id, path, _REFUSED, 0, received_us, received_us),
             policy=context.policy,
             body_bytes=len(body),
         )
@@ -84,26 +89,27 @@ class Actions(ABC):
         """Raises BadRequestError for a limit of the client's own that cannot be read."""
         limits, asked = self._context.limits, self._head.timeout
         self._limits = limits.of(model) if limits.of_model else limits.general
-        total_us = self._limits.total_timeout
         if asked is not None:
             try:
-                total_us = min(total_us, limits.asked_us(asked))
+                self._limits = limits.asked(asked, self._limits)
             except ValueError as error:
                 name = self._context.config.timeout_header
                 message = f"{name} is {asked[:40]!r}, {error}"
                 raise BadRequestError(Failure.INVALID_REQUEST, message, name) from error
-        self._deadline_us = self.received_us + total_us
+        self._deadline_us = self.received_us + self._limits.total_timeout
 
     def _routed(self, body: bytes) -> RouteRequest:
         """Return ``body`` as routing sees it. Raises BadRequestError."""
         head, routing = self._head, self._context.routing
-        return route_request(
-            head.path, body, self._request_id, routing, head.session_key, head.tenant
-        )
+        return route_request(head.path, body, self._draw_id, routing, head.session_key, head.tenant)
 
     @abstractmethod
     def on(self, event: Event) -> None:
         """Something has happened."""
+
+    @abstractmethod
+    def on_fault(self) -> None:
+        """The gateway itself has failed, as the exception under way says."""
 
     def on_failure(self, event: Event, failure: Failure, detail: str) -> None:
         """Likewise, with the words for it if nothing can be saved."""
@@ -116,15 +122,13 @@ class Actions(ABC):
 
     def can_retry(self, status: int) -> bool:
         """Say whether an answer of this status may be kept back in favour of another replica's."""
-        # A 404 may be for a model that the fleet serves: then this replica has lost it.
-        is_known = status == HTTPStatus.NOT_FOUND and self.path in ENGINE_PATHS
-        is_odd = is_known and self._knows_model()
-        cause = Failure.MODEL_MISSING if is_odd else status
+        assert self._request is not None
+        cause: Failure | int = status
+        if status == HTTPStatus.NOT_FOUND and self.path in ENGINE_PATHS:
+            # It may be for a model that the fleet serves: then this replica has lost it.
+            is_known = self._context.fleet.knows_model(self._request.model)
+            cause = Failure.MODEL_MISSING if is_known else status
         return may_retry(cause, self._record.attempts, self._context.routing)
-
-    def _knows_model(self) -> bool:
-        request = self._request
-        return request is not None and self._context.fleet.knows_model(request.model)
 
     @property
     def path(self) -> str:
@@ -157,6 +161,8 @@ class Actions(ABC):
 
     def on_sweep(self, now_us: int) -> None:
         """Time has passed."""
+        if self.state is State.ENDED:
+            return  # since this sweep began
         if now_us >= self._deadline_us:
             self._refusal = Refusal(Failure.TOTAL_TIMEOUT, "the request took longer than it may")
             self.on(Event.TOTAL_TIMEOUT)
@@ -164,7 +170,7 @@ class Actions(ABC):
         if not self._record.attempts:
             return
         attempt = self._attempt
-        attempt.renew_lease()
+        attempt.renew_lease(now_us)
         if not attempt.is_late(now_us):
             return
         if self.state in (State.SENT, State.HEAD, State.RESENT):
@@ -194,11 +200,13 @@ class Actions(ABC):
     def _take(self, decision: Decision, now_us: int) -> None:
         self._record.reason = decision.reason
         if decision.lease is not None:
-            self._record.decided_us = now_us
+            self._attempt = Attempt(self._context, self, decision, self._limits, now_us)
             self._record.attempts += 1
-            attempt = Attempt(self._context, self, decision, self._limits, now_us)
-            self._attempt = attempt
-            self._tried += (attempt.replica_id,)
+            self._record.decided_us = now_us
+            self._tried += (self._attempt.replica_id,)
+        if decision.explanation is not None:
+            self._explained = explanation_line(decision.explanation, self._context.config)
+        if decision.lease is not None:
             self.on(_DECIDED)
         elif decision.reason is Reason.QUEUED:
             self._queue_up()
@@ -231,12 +239,11 @@ class Actions(ABC):
         if resume is not None and isinstance(resume, Resume):
             body = resume.body
         self._num_sent += 1
-        id_line = self._id_line
-        if self._num_sent > 1:
-            id_line = later_id_line(self._request_id, self._num_sent)
+        is_first = self._num_sent == 1
+        id_line = self._id_line if is_first else later_id_line(self._request_id, self._num_sent)
         limits = self._limits
         attempt.send(
-            outgoing_head(head, attempt.address, id_line, body, is_first=self._num_sent == 1),
+            outgoing_head(head, attempt.address, id_line, body, is_first=is_first),
             body,
             bodiless=head.method == "HEAD",
             silence_max_us=limits.first_byte_timeout if request.stream else limits.answer_timeout,
@@ -293,15 +300,15 @@ class Actions(ABC):
         attempt.release(row.attempt)
 
     def _judge(self, _: Transition) -> None:
-        kept = self._kept if self._attempt is self._kept else None
-        self.on(judge_failure(self._context, self._refusal, kept, self._record.attempts))
+        kept, attempts = self._kept, self._record.attempts
+        self.on(judge_failure(self._context, self._refusal, self._attempt, kept, attempts))
 
     def _judge_break(self, _: Transition) -> None:
         assert self._refusal is not None
-        self.on(judge_break(self._context, self._resume, self._refusal.failure))
+        self.on(judge_break(self._context, self._resume, self._attempt, self._refusal.failure))
 
     def _wait_for_retry(self, _: Transition) -> None:
-        wait_us = backoff_us(self._record.attempts, self._request_id, self._context.routing)
+        wait_us = backoff_us(self._record.attempts, self._draw_id, self._context.routing)
         loop = asyncio.get_running_loop()
         self._wait = loop.call_later(wait_us / 1_000_000, self.on, Event.BACKED_OFF)
 
@@ -320,15 +327,16 @@ class Actions(ABC):
             self._begin_relay(self._kept)
             self._kept.finish_relay()
             return
-        refusal = self._refusal
-        assert refusal is not None
+        assert self._refusal is not None
+        if self._record.attempts and self._attempt.decision.is_last_resort:
+            self._refusal = last_resort(self._refusal)
         self._is_refused = True
-        self._record.status = refusal.failure.kind.status
+        self._record.status = self._refusal.failure.kind.status
         self._closes = self._client.closes
         self._client.write(
             error_answer(
-                refusal,
-                self._id_line + self._head.answer_lines,
+                self._refusal,
+                self._id_line + self._head.answer_lines + self._explained,
                 close=self._closes,
                 bodiless=self._head.method == "HEAD",
                 path=self._head.path,
@@ -349,11 +357,13 @@ class Actions(ABC):
         context.exchanges.discard(self)
         if self._body:
             self._let_go_of_body()
-        context.report(self._finish_record(row.outcome or self._outcome()))
-        if self._record.attempts:
-            del self._attempt  # it knows its exchange: no cycle is left
-            self._kept = self._resume = None
-        self._client.on_exchange_end(closes=self._closes)
+        try:
+            context.report(self._finish_record(row.outcome or self._outcome()))
+        finally:
+            if self._record.attempts:
+                del self._attempt  # it knows its exchange: no cycle is left
+                self._kept = self._resume = None
+            self._client.on_exchange_end(closes=self._closes)
 
     def _let_go_of_body(self) -> None:
         """Free what only another attempt would need; a stream may run for a long time."""

@@ -8,7 +8,7 @@ another origin asks a browser to make.
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,10 +18,14 @@ from aiohttp.typedefs import Handler, Middleware
 from contract.failures import Failure, error_body
 from contract.options import SettingError
 from router.core.belief import Freshness
-from router.core.fleet import FleetState, ReplicaStatus
+from router.core.fleet import FleetState
 from router.core.request import BadRequestError, route_request
+from router.core.status import ReplicaStatus
 from router.gateway.api_keys import bearer_token
+from router.gateway.body_reader import BodyReader
+from router.gateway.body_worker import Question
 from router.gateway.dashboard import PAGE, SECURITY_POLICY
+from router.gateway.limits import is_read_in_turn
 from router.metrics import RouterMetrics
 from router.reload import LiveSettings
 from router.replica_entry import is_host_allowed, read_entry
@@ -42,6 +46,7 @@ class AdminParts:
     sync: FleetSync
     metrics: RouterMetrics
     clock_us: Callable[[], int]
+    bodies: BodyReader
 
 
 class AdminError(Exception):
@@ -56,10 +61,7 @@ class AdminError(Exception):
 def admin_app(parts: AdminParts) -> web.Application:
     """Return the application; ``GET /`` lists its routes."""
     handlers = _Handlers(parts)
-    app = web.Application(
-        middlewares=[_errors_as_json, _keys_only(parts), _own_origin_only(parts)],
-        client_max_size=parts.settings.now.config.gateway.max_body_bytes,
-    )
+    app = web.Application(middlewares=[_errors_as_json, _keys_only(parts), _own_origin_only(parts)])
     app.add_routes(
         [
             web.get("/", handlers.index),
@@ -166,7 +168,7 @@ class _Handlers:
         view = self._fleet.add_static(
             entry.url, entry.replica_id, entry.model, now_us=self._parts.clock_us()
         )
-        is_new = known is None or known.view is not view
+        is_new = all(status.view is not view for status in statuses)
         status = _find(self._fleet.views(), view.replica_id)
         assert status is not None
         return _json(_status(status), 201 if is_new else 200)
@@ -191,11 +193,18 @@ class _Handlers:
         request_id = request.headers.get("x-request-id", "explain")
         session_key = request.headers.get(config.gateway.session_header)
         tenant = request.headers.get(config.gateway.tenant_header, "")
-        body = await request.read()
+        body = await _body(request, config.gateway.max_body_bytes)
+        question = Question(path, session_key, tenant, "", len(body))
         try:
-            route = route_request(path, body, request_id, config.routing, session_key, tenant)
+            if is_read_in_turn(body, config.gateway):
+                route = route_request(path, body, "", config.routing, session_key, tenant)
+            else:
+                route = await self._parts.bodies.read(
+                    question, body, config.gateway.body_reading_timeout_s, lambda: False
+                )
         except BadRequestError as error:
             raise AdminError(error.failure.kind.status, error.message, error.failure) from error
+        route.request_id = request_id
         return _json(self._fleet.explain(route))
 
     def _set_draining(self, request: web.Request, draining: bool) -> web.Response:
@@ -259,17 +268,22 @@ def _json(value: Any, status: int = 200) -> web.Response:
 
 
 async def _json_body(request: web.Request) -> Any:
-    body = await request.content.read(SMALL_BODY_BYTES_MAX + 1)
-    while not request.content.at_eof() and len(body) <= SMALL_BODY_BYTES_MAX:
-        body += await request.content.read(SMALL_BODY_BYTES_MAX + 1 - len(body))
-    if len(body) > SMALL_BODY_BYTES_MAX:
-        message = f"the body has more than {SMALL_BODY_BYTES_MAX} bytes"
-        raise AdminError(413, message, Failure.BODY_TOO_LARGE)
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(await _body(request, SMALL_BODY_BYTES_MAX))
     except (msgspec.DecodeError, RecursionError) as error:
         message = f"the body is not JSON: {error}"
         raise AdminError(400, message, Failure.INVALID_JSON) from error
+
+
+async def _body(request: web.Request, bytes_max: int) -> bytes:
+    """Return a body of at most so many bytes. aiohttp's own way to read it copies it once more."""
+    body = bytearray()
+    async for piece in request.content.iter_any():
+        body += piece
+        if len(body) > bytes_max:
+            message = f"the body has more than {bytes_max} bytes"
+            raise AdminError(413, message, Failure.BODY_TOO_LARGE)
+    return cast(bytes, body)  # nobody changes it any more
 
 
 _OPEN = ("/health", "/dashboard")  # the page itself shows nothing: it asks for a key
@@ -309,7 +323,7 @@ def _own_origin_only(parts: AdminParts) -> Middleware:
             has_keys = parts.settings.now.admin_keys is not None
             if place.netloc != request.host or not (has_keys or _is_address(place.hostname or "")):
                 message = "changes from another origin are refused; by a name, those without a key"
-                raise AdminError(403, message, Failure.INVALID_REQUEST)
+                raise AdminError(403, message, Failure.NOT_ALLOWED)
         return await handler(request)
 
     return check

@@ -12,7 +12,7 @@ import msgspec
 
 from contract.openai_api import Usage, decode_usage
 from router.core.request import CHAT_PATH, COMPLETION_PATH
-from router.gateway.http_head import Media
+from router.gateway.http_head import Framing, Media
 
 USAGES_LOOKED_AT_MAX = 8  # null ones, from the end; engines put one on every chunk
 USAGE_DEPTH_MAX = 5  # objects in it, each within the one before; engines go two deep
@@ -25,6 +25,7 @@ _STREAM = Media.STREAM  # to look it up is a call of its own (until Python 3.12)
 _ERROR, _ERROR_EVENT = b'"error"', b"event: error"
 _FINISH_REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 _NONE_BUT_DONE = re.compile(rb"(?!)")  # matches nothing
+_WHOLE_EVENT = re.compile(rb"(?:\A|\n\n|\r\n\r\n|\r\r)\Z")
 _FINISHES = {
     CHAT_PATH: _FINISH_REASON,
     COMPLETION_PATH: _FINISH_REASON,
@@ -37,7 +38,8 @@ _FINISHES = {
     ),
 }
 """By path, what a stream has near its end if it is whole. Quotes within a text are escaped, so no
-text can look like it. Streams of other paths have no mark that is known here, and are not judged.
+text can look like it. Streams of other paths have no mark that is known here: if they end with
+their connection, their last event must be whole; others are not judged.
 """
 
 _JSON_ERROR = re.compile(rb'\s*\{\s*"error"\s*:\s*\{')
@@ -55,12 +57,16 @@ _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _EVENT_START = re.compile(rb"[\r\n](?:event|data):")
 
 
-def finish_of(path: str, num_choices: int) -> re.Pattern[bytes] | None:
+def finish_of(
+    path: str, num_choices: int, framing: Framing = Framing.CHUNKED
+) -> re.Pattern[bytes] | None:
     """Return what a whole stream has near its end, unless it has [DONE]; None: it is not judged.
 
     Of several choices the last finish may be one of many, so there [DONE] alone will do.
     """
     finish = _FINISHES.get(path)
+    if finish is None and framing is Framing.CLOSE:
+        return _WHOLE_EVENT
     return _NONE_BUT_DONE if finish is _FINISH_REASON and num_choices > 1 else finish
 
 
@@ -135,7 +141,7 @@ class AnswerWatch:
             return True
         if finish.search(tail) is not None or self.error_status() is not None:
             return True
-        if finish in (_FINISH_REASON, _NONE_BUT_DONE):
+        if finish in (_FINISH_REASON, _NONE_BUT_DONE, _WHOLE_EVENT):
             return False
         is_one_event = bool(self._beginning) and not _EVENT_START.search(tail)
         return is_one_event and self.is_between_events

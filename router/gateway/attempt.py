@@ -45,6 +45,7 @@ class Attempt:
     _pieces: tuple[tuple[bytes, bytes], ...] = ()  # of a refusal that is kept: raw, payload
     _pieces_bytes = 0
     _silence_max_us = NEVER_US  # since its last sign
+    _heard_us = NEVER_US  # its last sign that the fleet has been told of; none before it is sent
     sent_us: int | None = None
     first_byte_us: int | None = None
     answer: AnswerHead | None = None
@@ -54,8 +55,7 @@ class Attempt:
     _splice: Splice | None = None  # of a stream that can be continued elsewhere
     _write_raw: Callable[[bytes], None] | None = None  # past the head, where nothing is reframed
     verdict: Verdict | None = None
-    answer_bytes = 0
-    chunks = 0
+    answer_bytes = chunks = 0
 
     def __init__(
         self,
@@ -71,7 +71,6 @@ class Attempt:
         self._owner = owner
         self._limits = limits
         self._lease = decision.lease
-        self._renewed_us = now_us
         self.decision = decision
         self.replica_id = decision.replica.replica_id
         self.last_us = now_us  # when it last gave a sign
@@ -103,9 +102,7 @@ class Attempt:
     def send(self, head: bytes, body: bytes, *, bodiless: bool, silence_max_us: int) -> None:
         """Write the request. ``bodiless``: it is a HEAD; the limit is on the wait for an answer."""
         assert self._connection is not None
-        now_us = self._context.clock_us()
-        self.sent_us = now_us
-        self.last_us = now_us
+        self.sent_us = self.last_us = self._heard_us = self._context.clock_us()
         self._silence_max_us = silence_max_us
         self._connection.send(self, head, body, bodiless=bodiless)
 
@@ -117,7 +114,7 @@ class Attempt:
 
     def resume(self) -> None:
         """Read on."""
-        self.last_us = self._context.clock_us()
+        self.last_us = self._heard_us = self._context.clock_us()
         self._silence_max_us = self._limits.between_bytes_timeout
         if self._connection is not None:
             self._connection.resume()
@@ -137,11 +134,10 @@ class Attempt:
 
     def release(self, outcome: AttemptOutcome | None) -> None:
         """End the lease; with None, as the answer was judged."""
-        verdict = self.verdict
-        usage = None if verdict is None else verdict.usage
+        usage = None if self.verdict is None else self.verdict.usage
         if outcome is None:
-            assert verdict is not None
-            outcome = verdict.attempt
+            assert self.verdict is not None
+            outcome = self.verdict.attempt
         self._silence_max_us = NEVER_US
         self._lease.num_chunks = self.chunks
         self._lease.end(outcome, self._context.clock_us(), usage)
@@ -182,11 +178,12 @@ class Attempt:
         """Say whether it has been silent for longer than it may."""
         return now_us - self.last_us >= self._silence_max_us
 
-    def renew_lease(self) -> None:
-        """Keep the lease alive if the replica has given a sign since the last time."""
-        if self.last_us != self._renewed_us:
-            self._renewed_us = self.last_us
-            self._lease.renew(self.last_us)
+    def renew_lease(self, now_us: int) -> None:
+        """Keep the lease alive, and tell of the replica's last sign."""
+        self._lease.renew(now_us)
+        if self.last_us > self._heard_us:
+            self._heard_us = self.last_us
+            self._lease.heard(self.last_us)
 
     # ---- what the pool calls
 
@@ -251,7 +248,7 @@ class Attempt:
         assert self.sent_us is not None
         self._silence_max_us -= self.last_us - self.sent_us  # its head is not yet a first byte
         if head.status < _BAD_REQUEST and not head.is_encoded:
-            self._finish = finish_of(self._owner.path, self._owner.num_choices)
+            self._finish = finish_of(self._owner.path, self._owner.num_choices, self._framing)
         if self._finish is not None and self._framing is Framing.LENGTH:
             self._framing = Framing.CLOSE  # in chunks, its end can be held back until it is judged
 
@@ -299,11 +296,18 @@ class Attempt:
         if self.first_byte_us is None and (watch is None or watch.has_event):
             self.first_byte_us = now_us
             self._lease.first_byte(now_us)
+            if self._lease.is_probe and self._is_stream:  # whose end may be far off
+                self._pass_probe(now_us)
             if splice is None and self.relay is not None:
                 self._write_raw = self.relay.write_raw
         if splice is not None and splice.has_failed:
             detail = "it sent an error within its stream"
             self._owner.on_failure(Event.UPSTREAM_LOST, Failure.UPSTREAM_LOST, detail)
+
+    def _pass_probe(self, now_us: int) -> None:
+        assert self.answer is not None
+        if judge_answer(self.answer.status, self._watch).attempt is AttemptOutcome.OK:
+            self._lease.pass_probe(now_us)
 
     def on_body_end(self, last_chunk: bytes = b"") -> None:
         owner = self._owner
@@ -377,14 +381,10 @@ class Attempt:
         assert self.relay is not None
         assert self._connection is not None
         self.relay.flush()  # its client has to see that an answer had begun
-        if self._can_add_event():
+        watch = self._watch if self._is_stream else None
+        if watch is not None and watch.is_between_events and self.can_add_chunk():
             self.relay.add_chunk(error)
         return self.relay.end_is_visible and not self._connection.may_be_ending
-
-    def _can_add_event(self) -> bool:
-        if not self._is_stream or self.relay is None or self._watch is None:
-            return False
-        return self.can_add_chunk() and self._watch.is_between_events
 
     def can_add_chunk(self) -> bool:
         """Say whether the client is between two chunks."""

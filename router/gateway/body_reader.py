@@ -1,7 +1,8 @@
 """Long bodies are read by another process: to decode one of 32 MiB takes up to a second, in calls
 that no thread can interrupt, and every other stream would stand still meanwhile.
 
-A process that is slow or dies costs its request the knowledge of its prompt, never the request.
+A process that is slow or dies costs its request the knowledge of its prompt, never the request:
+its model is then looked for here, in slices.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import logging
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable
 
 import msgspec
 
@@ -23,10 +25,9 @@ from router.gateway.body_worker import (
     Question,
     decode_answer,
     encode_question,
-    unread_request,
+    unread,
 )
-from router.gateway.config import GatewayConfig
-from router.gateway.http_head import RequestHead
+from router.gateway.unread_body import model_named
 
 _FAULTS = (TimeoutError, OSError, EOFError, msgspec.MsgspecError, RuntimeError)
 """The last is what uvloop raises for a pipe that is closed already."""
@@ -44,34 +45,66 @@ class BodyReader:
         self._process: Process | None = None
         self._starting: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._asking: asyncio.Task[Answer] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def read(self, head: RequestHead, body: bytes, config: GatewayConfig) -> RouteRequest:
-        """Return the request as routing sees it, without its id. Raises BadRequestError."""
-        encoding = head.encoding.decode("latin-1")
-        question = Question(
-            head.path, head.session_key, head.tenant, encoding, config.max_body_bytes
-        )
-        try:
-            async with asyncio.timeout(config.body_reading_timeout_s):
-                async with self._one_at_a_time:
-                    answer = await self._ask(question, body)
-        except _FAULTS as error:
-            log.warning("a body of %d bytes was not read: %s", len(body), type(error).__name__)
-            return unread_request(question, len(body), self._routing)
-        if answer.request is None:
+    async def read(
+        self, question: Question, body: bytes, timeout_s: float, needs_model: Callable[[], bool]
+    ) -> RouteRequest:
+        """Return the request as routing sees it, without its id. Raises BadRequestError.
+
+        ``needs_model`` says whether it may not be routed without its model.
+        """
+        answer = await self._asked(question, body, timeout_s)
+        request = answer.request
+        is_lacking = bool(answer.failure and question.encoding) and needs_model()
+        if request is None or is_lacking:
             raise BadRequestError(Failure[answer.failure], answer.message, answer.param)
-        return answer.request
+        if answer.failure and not question.encoding:
+            request.model = await model_named(body)
+        return request
 
     async def close(self) -> None:
         """End the process. It may be called again if it was cancelled."""
         # Not gather(): cancelled by a second signal, it would cancel what it waits for.
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait({self._asking})
         if self._starting is not None:
             await asyncio.wait({self._starting})
         if self._process is not None:
             self._drop(self._process)
         if self._ending:
             await asyncio.wait(self._ending)
+
+    async def _asked(self, question: Question, body: bytes, timeout_s: float) -> Answer:
+        """Ask when it is this body's turn.
+
+        Who leaves then only stops waiting: a process that was ended with each of them would have
+        to be started for each of the others.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._one_at_a_time.acquire()
+        except TimeoutError as error:
+            return self._unread(question, body, error)
+        self._asking = loop.create_task(self._ask_until(until_s, question, body))
+        self._asking.add_done_callback(lambda _: self._one_at_a_time.release())
+        return await asyncio.shield(self._asking)
+
+    async def _ask_until(self, until_s: float, question: Question, body: bytes) -> Answer:
+        try:
+            async with asyncio.timeout_at(until_s):
+                return await self._ask(question, body)
+        except _FAULTS as error:
+            return self._unread(question, body, error)
+
+    def _unread(self, question: Question, body: bytes, error: Exception) -> Answer:
+        log.warning("a body of %d bytes was not read: %s", len(body), type(error).__name__)
+        message = "the body could not be read in time; try again later"
+        return unread(question, len(body), self._routing, Failure.OVERLOADED, message)
 
     async def _ask(self, question: Question, body: bytes) -> Answer:
         process = await self._running()

@@ -47,7 +47,7 @@ class Question(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What routing sees, or why the request is refused."""
+    """What routing sees, or why the request is refused; both where the body could not be read."""
 
     request: RouteRequest | None = None
     failure: str = ""  # name of a Failure
@@ -59,10 +59,16 @@ encode_question = msgspec.msgpack.Encoder().encode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
-def unread_request(question: Question, num_bytes: int, config: RoutingConfig) -> RouteRequest:
-    """Return a request of which nothing is known but its length: it is routed by load alone."""
+def unread(
+    question: Question, num_bytes: int, config: RoutingConfig, failure: Failure, message: str
+) -> Answer:
+    """Return a request of which nothing is known but its length: it is routed by load alone.
+
+    Where its model has to be known, it is refused with ``failure``.
+    """
     tokens = max(1, round(num_bytes / config.bytes_per_token))
-    return RouteRequest(NO_ID, None, tokens, session_key=question.session_key)
+    request = RouteRequest(NO_ID, None, tokens, session_key=question.session_key)
+    return Answer(request, failure.name, message)
 
 
 def answer_of(question: Question, body: bytes, config: RoutingConfig) -> Answer:
@@ -70,14 +76,19 @@ def answer_of(question: Question, body: bytes, config: RoutingConfig) -> Answer:
     try:
         plain = _decoded(body, question)
         if plain is None:
-            return Answer(unread_request(question, len(body), config))
+            message = (
+                f"a body in {question.encoding[:40]!r} cannot be read here, and which of several "
+                "models it names must be known; send it plain, or in gzip or deflate"
+            )
+            return unread(question, len(body), config, Failure.UNSUPPORTED_ENCODING, message)
         request = route_request(
             question.path, plain, NO_ID, config, question.session_key, question.tenant
         )
     except BadRequestError as error:
         return Answer(failure=error.failure.name, message=error.message, param=error.param)
     except MemoryError:
-        return Answer(unread_request(question, len(body), config))
+        message = "the body takes more memory than there is to read it"
+        return unread(question, len(body), config, Failure.BODY_TOO_LARGE, message)
     request.prompt = request.prompt[:PROMPT_BYTES_MAX]
     return Answer(request)
 

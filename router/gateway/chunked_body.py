@@ -6,9 +6,13 @@ that only calls back does not tell it. Trailers are checked and dropped.
 
 import re
 
-from router.gateway.http_head import TRAILERS
+from router.gateway.http_grammar import TRAILERS
 
 SIZE_LINE_BYTES_MAX = 1024
+CHUNKS_AT_ONCE_MAX = 4096
+"""Read in one turn of the event loop: a read may bring tens of thousands of a byte each, and some
+milliseconds are all that everybody else should wait for it."""
+
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15}+)(?:;[\t\x20-\x7e\x80-\xff]*+)?\r\n")
 _LINE_END = b"\r\n"
 _FRAMING_FIELD = re.compile(
@@ -33,7 +37,8 @@ class ChunkedBody:
         self.is_whole = False
 
     def feed(self, data: bytes) -> "tuple[list[bytes], bytes]":
-        """Return the pieces of the body in ``data``, and what follows the body.
+        """Return the pieces of the body in ``data``, and what follows them: of the body, if there
+        are more than ``CHUNKS_AT_ONCE_MAX``, which is to be fed again; else of the next request.
 
         Raises BadChunkError.
         """
@@ -41,7 +46,7 @@ class ChunkedBody:
         data = self._rest + data
         self._rest = b""
         at = 0
-        while at < len(data) and not self.is_whole:
+        while at < len(data) and not self.is_whole and len(pieces) < CHUNKS_AT_ONCE_MAX:
             if self._in_chunk:
                 following = self._read_chunk(data, at, pieces)
             elif self._in_trailers:
@@ -96,11 +101,8 @@ class ChunkedBody:
 
 
 def _read_whole(data: bytes, at: int, pieces: list[bytes]) -> int:
-    """Take the chunks that came whole, the last excepted; return where the first other begins.
-
-    One read may bring tens of thousands of a byte each, and everybody else waits for it.
-    """
-    while match := _SIZE_LINE.match(data, at):
+    """Take the chunks that came whole, the last excepted; return where the first other begins."""
+    while len(pieces) < CHUNKS_AT_ONCE_MAX and (match := _SIZE_LINE.match(data, at)):
         start = match.end()
         end = start + int(match[1], 16)
         if start == end or not data.startswith(_LINE_END, end):

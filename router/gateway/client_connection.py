@@ -16,12 +16,10 @@ from typing import Protocol, cast
 
 from contract.failures import Failure
 from router.core.exchange import Event
-from router.core.reason import Outcome
-from router.core.record import ExchangeRecord
 from router.gateway.context import Context
 from router.gateway.exchange import Exchange
 from router.gateway.http_head import RequestHead
-from router.gateway.limits import NEVER_US
+from router.gateway.limits import NEVER_US, is_read_in_turn
 from router.gateway.local_answer import CONTINUE, error_answer, request_id_line
 from router.gateway.long_request import LongRequest
 from router.gateway.request_reader import Phase, Request, RequestReader
@@ -82,8 +80,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether an exchange is under way, or an answer not yet sent."""
-        transport = self._transport
-        unsent = transport is not None and transport.get_write_buffer_size() > 0
+        unsent = self._transport is not None and self._transport.get_write_buffer_size() > 0
         return self._exchange is not None or unsent
 
     @property
@@ -136,13 +133,23 @@ class ClientConnection(asyncio.Protocol):
 
     def reconfigure(self) -> None:
         """Hold to the settings as they are now, from the next request on."""
-        self._reader.reconfigure(self._context.config)
+        config = self._context.config
+        self._reader.reconfigure(config)
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(config.write_buffer_bytes_max)
 
     def cut_off(self) -> None:
         """End it at once: it takes too little of its answer."""
         if self._exchange is not None:
             self._exchange.on(Event.CLIENT_WRITE_TIMEOUT)
         self.abort()
+
+    def end(self) -> None:
+        """The gateway stops: close, but not without a word where a request is on its way."""
+        if self._exchange is None and self._reader.phase in (Phase.HEAD, Phase.BODY):
+            self._refuse(Refusal(Failure.DRAINING, "the gateway is stopping"))
+        elif not self._is_lingering:
+            self.close()
 
     def close(self) -> None:
         """Close after what has been written."""
@@ -191,6 +198,9 @@ class ClientConnection(asyncio.Protocol):
             self._serve_next()
         elif request is None and reader.is_full:
             self._pause_reading()
+        if reader.has_more:
+            self._pause_reading()
+            asyncio.get_running_loop().call_soon(self.data_received, b"")
 
     def eof_received(self) -> bool:
         self._is_half_closed = True
@@ -210,10 +220,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._transport = None
-        reader = self._reader
-        waiting = sum(len(item.body) for item in reader.ready if isinstance(item, Request))
-        self._context.buffered_bytes -= reader.held_bytes + waiting
-        reader.ready.clear()
+        self._is_lingering = True
+        self._context.buffered_bytes -= self._reader.let_go_of_bodies()
         self._site.on_client_gone(self)
         if self._exchange is not None:
             self._exchange.on(Event.CLIENT_LOST)
@@ -262,7 +270,7 @@ class ClientConnection(asyncio.Protocol):
         if reader.phase is Phase.BODY and before is not Phase.BODY:
             self._begin_body()
         phase = self._phase = reader.phase
-        if phase is Phase.BETWEEN:
+        if phase is Phase.BETWEEN and self._deadline_us == NEVER_US:  # not for an empty line
             self._deadline_us = context.swept_us + context.limits.idle_us
         elif phase is Phase.BODY:
             self._deadline_us = self._after(context.limits.body_us)
@@ -280,7 +288,7 @@ class ClientConnection(asyncio.Protocol):
             refused = match.refuse(head, is_draining=context.is_draining)
         if refused is None and match.route is _REPLICA:
             parts = (context, self, head, request.body, match.label)
-            if head.encoding or len(request.body) > context.config.body_in_turn_bytes_max:
+            if head.encoding or not is_read_in_turn(request.body, context.config):
                 self._exchange = LongRequest(*parts, self._set_exchange)
             else:
                 self._exchange = Exchange(*parts)
@@ -323,7 +331,7 @@ class ClientConnection(asyncio.Protocol):
         label = self._site.routes.match(head.method, head.path).label if head else UNMATCHED
         self._answer_refused(refused, label, head)
         self._reader.give_up()
-        self._context.buffered_bytes -= self._reader.let_go_of_body()
+        self._context.buffered_bytes -= self._reader.let_go_of_bodies()
         self._is_lingering = True
         self._deadline_us = self._after(self._context.limits.linger_us)
         if self._is_writable() and self._transport is not None and not self._is_tls:
@@ -333,7 +341,6 @@ class ClientConnection(asyncio.Protocol):
         context = self._context
         request_id = (head and head.request_id) or context.new_request_id()
         failure = refused.failure
-        now_us = context.clock_us()
         lines = request_id_line(request_id) + (head.answer_lines if head else b"")
         if failure is Failure.METHOD_NOT_ALLOWED and head is not None:
             methods = self._site.routes.match(head.method, head.path).methods
@@ -341,13 +348,7 @@ class ClientConnection(asyncio.Protocol):
         is_head = head is not None and head.method == "HEAD"
         path = head.path if head is not None else ""
         self.write(error_answer(refused, lines, close=self.closes, bodiless=is_head, path=path))
-        record = ExchangeRecord(
-            request_id, label, Outcome.REFUSED, failure.kind.status, now_us, now_us
-        )
-        record.failure = failure
-        record.policy = context.policy
-        context.metrics.exchange_started()
-        context.report(record)
+        context.report_refused(request_id, label, failure)
 
     # ---- limits
 
@@ -363,10 +364,9 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(Refusal(Failure.REQUEST_TIMEOUT, f"the {what} of the request is late"))
 
     def _look_for_progress(self, now_us: int) -> None:
-        transport = self._transport
-        if transport is None:
+        if self._transport is None:
             return
-        unsent_bytes = transport.get_write_buffer_size()
+        unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes < self._unsent_bytes:
             self._write_deadline_us = now_us + self._context.limits.write_us
         elif now_us >= self._write_deadline_us:

@@ -21,7 +21,7 @@ class Failover(Enum):
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """`[gateway]`. Times in seconds; a limit on time is a limit on silence, never on a whole."""
+    """`[gateway]`. Times in seconds; a limit on time is one on silence where it says no other."""
 
     host: str = option(
         "0.0.0.0", "", "address on which clients are served, or unix:/path of a socket"
@@ -95,8 +95,9 @@ class GatewayConfig:
     timeout_header: str = option(
         "x-warmroute-timeout-ms",
         "",
-        "header in which a client gives its own total_timeout_s, in milliseconds; it can only "
-        "shorten what is set here; empty: none is read",
+        "header in which a client gives limits of its own, in milliseconds: total_timeout_s, as in "
+        "'9000', or any of those above by name, as in 'first_byte=2000, between_bytes=500, "
+        "total=9000'; it can only shorten what is set here; empty: none is read",
     )
     asked_timeout_max_s: float = option(3600.0, "s", "what such a header may ask for at most")
     dns_ttl_s: float = option(
@@ -153,8 +154,16 @@ class GatewayConfig:
         "body that is read at once; a longer one is read by another process, so that the event "
         "loop never stands still for it",
     )
+    body_items_in_turn_max: int = option(
+        4_096,
+        "objects",
+        "objects and lists in a body that is read at once: to take apart many small ones takes "
+        "longer than as many bytes of text; one with more is read by that process, too",
+    )
     body_reading_timeout_s: float = option(
-        5.0, "s", "wait for that process; the request is then routed by load alone"
+        5.0,
+        "s",
+        "wait for that process; the request then goes by load alone to a replica of its model",
     )
     forward_authorization: bool | None = option(
         None,
@@ -239,6 +248,8 @@ class GatewayConfig:
         read_model_timeouts(self.model_timeouts)
         if self.port > 65_535:
             raise ValueError(f"port is {self.port}, must be from 0 to 65535")
+        if self.host == "unix:":  # the kernel would choose a name that nobody knows
+            raise ValueError("host is 'unix:', expected unix:/path of a socket")
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise ValueError("tls_cert_file and tls_key_file must be given together")
         if not self.upstream_authorization.isprintable():

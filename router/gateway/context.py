@@ -8,11 +8,11 @@ from router.core.admission import AdmissionQueue, Ticket
 from router.core.config import RoutingConfig
 from router.core.decision import Decision
 from router.core.exchange import Event, State
-from router.core.fleet import ReplicaStatus
 from router.core.ledger import Lease
-from router.core.reason import NotResumed
+from router.core.reason import NotResumed, Outcome
 from router.core.record import ExchangeRecord
 from router.core.retry import RetryBudget
+from router.core.status import ReplicaStatus
 from router.core.view import RouteRequest
 from router.gateway.answer_text import AnswerText, AnswerTexts, TextWatch
 from router.gateway.answer_watch import AnswerWatch
@@ -34,7 +34,13 @@ class Fleet(Protocol):
 
     def models(self) -> list[str]: ...
 
+    def has_several_models(self) -> bool: ...
+
     def knows_model(self, model: str | None) -> bool: ...
+
+    def line_of(self, model: str | None) -> int: ...
+
+    def is_moved(self, decision: Decision, *, is_lost: bool) -> bool: ...
 
     def views(self) -> Sequence[ReplicaStatus]: ...
 
@@ -71,6 +77,9 @@ class Running(Protocol):
 
     def on_drain_over(self) -> None:
         """The gateway stops."""
+
+    def on_fault(self) -> None:
+        """The gateway itself has failed on it, as the exception under way says."""
 
 
 class Owner(Protocol):
@@ -147,7 +156,7 @@ class Context:
         self.pools = ReplicaPools(config, clock_us)
         self.bodies = BodyReader(routing)
         self.texts = AnswerTexts(config, clock_us)
-        self.queue = AdmissionQueue(routing)
+        self.queue = AdmissionQueue(routing, fleet.line_of)
         self.queued: dict[Ticket, Running] = {}
         self.budget = RetryBudget(routing, clock_us())
         self.exchanges: set[Running] = set()
@@ -157,6 +166,7 @@ class Context:
         self.limits = Limits(config)
         self.resumes = config.failover is Failover.RESUME
         self.heads = RequestHeads(config, keys, own_name=id_prefix)
+        self._placed_last: Ticket
         self._id_prefix = id_prefix
         self._num_ids = 0
 
@@ -170,7 +180,7 @@ class Context:
         self.policy = policy
         self.log = log
         self.heads.reconfigure(config, credentials.keys)
-        self.pools.reconfigure(config, credentials.replica_tls)
+        self.pools.reconfigure(config, credentials)
         self.texts.reconfigure(config)
 
     def watch(self, media: Media, lease: Lease) -> AnswerWatch:
@@ -198,11 +208,28 @@ class Context:
         if self.log is not None:
             self.log(record)
 
+    def report_refused(self, request_id: str, label: str, failure: Failure) -> None:
+        """Count and log what was refused before it became an exchange."""
+        now_us, status = self.clock_us(), failure.kind.status
+        record = ExchangeRecord(request_id, label, Outcome.REFUSED, status, now_us, now_us)
+        record.failure = failure
+        record.policy = self.policy
+        self.metrics.exchange_started()
+        self.report(record)
+
     def pump(self) -> None:
         """Let queued requests go on: called when a lease has ended or a report has come."""
-        while self.queued and (placed := self.queue.next_ready(self._place)) is not None:
-            exchange = self.queued.pop(placed.ticket)
-            exchange.on_placed(placed.decision)
+        while self.queued:
+            try:
+                placed = self.queue.next_ready(self._place)
+            except Exception:  # concerns whoever was to be placed, not whoever made room
+                self.queue.cancel(self._placed_last)
+                self.queued.pop(self._placed_last).on_fault()
+                continue
+            if placed is None:
+                return
+            self.queued.pop(placed.ticket).on_placed(placed.decision)
 
     def _place(self, ticket: Ticket) -> Decision:
+        self._placed_last = ticket
         return self.fleet.decide(ticket.request, self.clock_us(), ticket.tried)

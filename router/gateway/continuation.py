@@ -59,6 +59,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_options = msgspec.json.Decoder(StreamOptions | None).decode
+_decode_prompts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_messages = msgspec.json.Decoder(list[ChatMessage]).decode
 _encode = msgspec.json.Encoder().encode
 _NULL = msgspec.Raw(b"null")
@@ -136,8 +137,13 @@ class Continuation:
 
     def _check_prompt(self) -> None:
         if not self.is_chat:
-            if not bytes(self._fields.get("prompt", _NULL)).startswith(b'"'):
+            prompt = self._fields.get("prompt", _NULL)
+            if bytes(prompt).startswith(b"["):
+                prompts = _decode_prompts(prompt)
+                prompt = prompts[0] if len(prompts) == 1 else _NULL  # one in a list is that one
+            if not bytes(prompt).startswith(b'"'):
                 raise NotResumableError(NotResumed.PROMPT)  # several, or token ids
+            self._fields["prompt"] = prompt
             return
         messages = _decode_messages(self._fields.get("messages", _NULL))
         if not messages:

@@ -12,7 +12,7 @@ _HEADER_NAMES = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, \t]{0,1024}")
 
 
 class Cors:
-    """The header lines that an origin is answered with; no line for one that is not allowed."""
+    """The header lines that an origin is answered with."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._is_open = "*" in config.cors_origins
@@ -28,21 +28,27 @@ class Cors:
         """Whether there is an origin that may."""
         return bool(self._origins)
 
+    def allows(self, origin: bytes) -> bool:
+        """Whether pages of ``origin`` may."""
+        return self._is_open or origin in self._origins
+
     def lines(self, origin: bytes) -> bytes:
-        """Return what every answer to a page of ``origin`` carries."""
+        """Return what every answer to a page of ``origin`` carries; without one, or to one that
+        may not, that is a word for caches: the answer would be another to those that may.
+        """
+        if not self.allows(origin):
+            return b"Vary: Origin\r\n"
         if self._is_open:
             allowed = b"Access-Control-Allow-Origin: *\r\n"
-        elif origin in self._origins:
-            allowed = b"Access-Control-Allow-Origin: %b\r\nVary: Origin\r\n" % origin
         else:
-            return b""
+            allowed = b"Access-Control-Allow-Origin: %b\r\nVary: Origin\r\n" % origin
         return b"%bAccess-Control-Expose-Headers: %b\r\n" % (allowed, EXPOSED)
 
     def preflight_lines(self, origin: bytes, asked_headers: bytes) -> bytes:
         """Return what the question before the request is answered with."""
         lines = self.lines(origin)
-        if not lines:
-            return b""
+        if not self.allows(origin):
+            return lines
         headers = self._headers
         if self._takes_any_header:  # named one by one: '*' would not cover Authorization
             headers = asked_headers if _HEADER_NAMES.fullmatch(asked_headers) else b""

@@ -1,7 +1,8 @@
 """What of the settings has to be read from files: keys and certificates, all of it or nothing."""
 
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from router.gateway.api_keys import ApiKeys, read_api_keys
 from router.gateway.config import GatewayConfig
@@ -15,6 +16,8 @@ class Credentials:
     keys: ApiKeys | None  # None: nobody needs one
     tls: ssl.SSLContext | None  # towards clients; None: without TLS
     replica_tls: ssl.SSLContext | None  # None: as the system would; made when it is needed
+    of_replicas: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """By url, the Authorization header of a replica that has one of its own."""
 
 
 def read_credentials(config: GatewayConfig) -> Credentials:

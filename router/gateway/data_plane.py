@@ -1,9 +1,10 @@
 """The data plane: accepts clients, looks at all limits on time, drains, and stops."""
 
 import asyncio
+import logging
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -22,14 +23,20 @@ from router.gateway.local_answer import (
     model_body,
     models_body,
     options_answer,
+    request_id_line,
     status_body,
 )
 from router.gateway.routes import MODELS_PATH, Match, Route, Routes
 from router.gateway.verdict import Refusal, refusal_of
 
+log = logging.getLogger(__name__)
+
 SERVING = frozenset({None, Ineligible.BACKING_OFF, Ineligible.NOT_REPORTING})
 """Standings of replicas for which the gateway is ready. One that does not report may be well: it
 may be the store that is gone."""
+
+SLICE_US = 10_000
+"""How long a sweep may go on before others have a turn."""
 
 CLOSING_S = 1.0
 """How long clients may take to read the last bytes of a gateway that has stopped."""
@@ -78,7 +85,7 @@ class DataPlane:
             log=log,
             keys=credentials.keys,
         )
-        self.context.pools.reconfigure(config, credentials.replica_tls)
+        self.context.pools.reconfigure(config, credentials)
         self.routes = Routes(config)
         self._clients: set[ClientConnection] = set()
         self._arriving: set[ClientConnection] = set()  # accepted, and not yet begun
@@ -86,7 +93,7 @@ class DataPlane:
         self._turned_away = 0
         self._handshakes_failed = 0
         self._acceptor: Acceptor | None = None
-        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.Handle | None = None
         self._at_rest = asyncio.Event()
         self._no_clients = asyncio.Event()
 
@@ -149,11 +156,12 @@ class DataPlane:
     ) -> bytes:
         """Return the answer to a request that no replica is asked for."""
         is_head = head.method == "HEAD"
+        request_id = head.request_id or self.context.new_request_id()
+        lines = request_id_line(request_id) + head.answer_lines
         if route is Route.OPTIONS:
-            return options_answer(match.methods, head.answer_lines, close=closes)
+            return options_answer(match.methods, lines, close=closes)
         if route is Route.MODELS:
-            return self._answer_models(head, closes=closes)
-        lines = head.answer_lines
+            return self._answer_models(head, request_id, lines, closes=closes)
         if route is Route.READY and not self.is_ready():
             return error_answer(self._unready(), lines, close=closes, bodiless=is_head)
         status = "ready" if route is Route.READY else "ok"
@@ -170,12 +178,15 @@ class DataPlane:
             return Refusal(Failure.DRAINING, "the gateway is stopping")
         return Refusal(Failure.NO_REPLICA, "there is no replica that can take a request")
 
-    def _answer_models(self, head: RequestHead, *, closes: bool) -> bytes:
+    def _answer_models(
+        self, head: RequestHead, request_id: str, lines: bytes, *, closes: bool
+    ) -> bytes:
         models = self.context.fleet.models()
         name = unquote(head.path.removeprefix(MODELS_PATH).removeprefix("/"))
-        lines, is_head = head.answer_lines, head.method == "HEAD"
+        is_head = head.method == "HEAD"
         if name and name not in models:
             refusal = refusal_of(Reason.MODEL_NOT_FOUND, name)
+            self.context.report_refused(request_id, MODELS_PATH, refusal.failure)
             return error_answer(refusal, lines, close=closes, bodiless=is_head)
         body = model_body(name) if name else models_body(models)
         return json_answer(200, body, lines, close=closes, bodiless=is_head)
@@ -234,17 +245,38 @@ class DataPlane:
         self._sweep = loop.call_later(self.context.config.sweep_s, self._on_sweep)
 
     def _on_sweep(self) -> None:
+        self.context.swept_us = self.context.clock_us()
+        self._sweep_on(self._steps_of_sweep())
+
+    def _sweep_on(self, steps: Iterator[None]) -> None:
+        """Go on with a sweep; the event loop has a turn where many meet their limits at once."""
+        loop, clock_us = asyncio.get_running_loop(), self.context.clock_us
+        until_us = clock_us() + SLICE_US
+        try:
+            for _ in steps:
+                if clock_us() >= until_us:
+                    self._sweep = loop.call_soon(self._sweep_on, steps)
+                    return
+        except Exception:  # the next sweep may do better, and must come
+            log.exception("a sweep met a fault of the gateway")
         self._schedule_sweep()
-        context = self.context
-        now_us = context.swept_us = context.clock_us()
+
+    def _steps_of_sweep(self) -> Iterator[None]:
+        """Look at every limit on time, one at each step."""
+        context, now_us = self.context, self.context.swept_us
         for exchange in list(context.exchanges):
             exchange.on_sweep(now_us)
+            yield
         for client in list(self._clients):
             client.on_sweep(now_us)
+            yield
         self._bound_unsent()
         context.pools.sweep(now_us)
         for ticket in context.queue.expired(now_us):
-            context.queued.pop(ticket).on_queue_timeout()
+            queued = context.queued.pop(ticket, None)
+            if queued is not None:  # it has not ended since the step before
+                queued.on_queue_timeout()
+            yield
         context.pump()
         if context.is_draining and not any(client.is_busy for client in self._clients):
             self._at_rest.set()
@@ -273,7 +305,7 @@ class DataPlane:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
         for client in list(self._clients):
-            client.close()
+            client.end()
         try:
             async with asyncio.timeout(CLOSING_S):
                 while self._clients:

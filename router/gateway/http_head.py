@@ -20,40 +20,23 @@ from router.gateway.api_keys import ApiKeys, bearer_token
 from router.gateway.config import GatewayConfig
 from router.gateway.cors import Cors
 from router.gateway.head_memo import LENGTH_DIGITS_MAX, HeadMemo
+from router.gateway.hop_by_hop import FRAMING, HOP_BY_HOP, tokens, without_listed
+from router.gateway.http_grammar import (
+    ANSWER_HEAD,
+    FIRST_LINE,
+    NAMED_FIELD,
+    ODD_FIELD,
+    REQUEST_HEAD,
+)
 
 HEAD_END = b"\r\n\r\n"
 EXPLAIN_HEADER = b"x-warmroute-explain"
 REQUEST_ID_CHARS_MAX = 128  # a longer one is forwarded, but not kept
 
-_FIELD = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n"
-# No fragment: a replica cuts it off, and would be asked for another path than was looked at here.
-_TARGET = rb"[\x21\x22$-~]++"
-_REQUEST = re.compile(
-    rb"([A-Z]{1,20}+) (" + _TARGET + rb") HTTP/1\.([01])\r\n(?:" + _FIELD + rb")*+"
-)
-_ANSWER = re.compile(
-    rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [\t\x20-\x7e\x80-\xff]*+)?\r\n(?:" + _FIELD + rb")*+"
-)
-TRAILERS = re.compile(rb"(?:" + _FIELD + rb")*+\r\n")
-"""What may stand between the last chunk's size line and the end."""
-
-LAST_CHUNK = re.compile(rb"(?<=\n)0++(?:;[^\r\n]*+)?+\r\n(?:" + _FIELD + rb")*+\r\n\Z")
-
-_HOP_BY_HOP = (
-    rb"connection|keep-alive|te|trailer|upgrade|http2-settings|proxy-authenticate"
-    rb"|proxy-authorization|proxy-connection"
-    # Ours: a client that sends them means nothing by it, a gateway behind this one is not asked.
-    rb"|x-warmroute-replica|x-warmroute-matched-tokens|x-warmroute-explain|x-warmroute-explanation"
-)
-_FRAMING = rb"|content-length|transfer-encoding"
-NOT_IN_TRAILERS = re.compile(rb"(?:" + _HOP_BY_HOP + _FRAMING + rb"|host)", re.IGNORECASE)
-"""Names that another hop could take for those of the head (RFC 9110, 6.5.1)."""
-
 _ANSWER_SPECIAL = re.compile(
-    rb"\r\n(" + _HOP_BY_HOP + _FRAMING + rb"|content-type|content-encoding|x-request-id):"
+    rb"\r\n(" + HOP_BY_HOP + FRAMING + rb"|content-type|content-encoding|x-request-id):"
 )
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})  # the last is Azure's
-_NOT_LISTED = frozenset({b"close", b"keep-alive", b"upgrade", b"te", b""})
 
 
 class BadHeadError(ValueError):
@@ -169,7 +152,7 @@ class RequestHeads:
             self._forwards_keys = False
             own = config.upstream_authorization.encode("latin-1", "replace")
             self._own_lines += b"Authorization: %b\r\n" % own
-        names = _HOP_BY_HOP + _FRAMING + rb"|host|expect|x-request-id|content-encoding"
+        names = HOP_BY_HOP + FRAMING + rb"|host|expect|x-request-id|content-encoding"
         if self._own_name:
             self._own_lines += b"Via: 1.1 %b\r\n" % self._own_name  # RFC 9110, 7.6.3
             names += rb"|via"
@@ -182,10 +165,26 @@ class RequestHeads:
         self._special = re.compile(rb"\r\n(" + names + rb"):")
         self._memo.forget()
 
+    def glimpse(self, data: bytes) -> RequestHead | None:
+        """Return what the refusal of a head that cannot be read depends on, as far as it shows."""
+        first = FIRST_LINE.match(data)
+        if first is None:
+            return None
+        said = {name.lower(): value for name, value in NAMED_FIELD.findall(data)}
+        target = first[2]
+        path = target.partition(b"?")[0].decode("latin-1")
+        head = RequestHead(first[1].decode(), target, path, b"", is_http_1_0=False, num_fields=0)
+        head.request_id = said.get(b"x-request-id", b"").decode() or None
+        if self._cors.is_on:
+            head.answer_lines = self._cors.lines(said.get(b"origin", b""))
+        return head
+
     def _parse(self, head: bytes) -> tuple[RequestHead, int | None]:
-        match = _REQUEST.fullmatch(head)
+        match = REQUEST_HEAD.fullmatch(head)
         if match is None:
             raise BadHeadError("the head is not of HTTP/1.1; every line must end with CR LF")
+        if ODD_FIELD.search(head):
+            raise BadHeadError("a header is written so that another hop may read it otherwise")
         method = match[1].decode()
         target, path = _origin_form(match[2])
         block = head[match.end(3) :]
@@ -208,7 +207,7 @@ class RequestHeads:
             if name == b"host":
                 noted.num_hosts += 1
             elif name == b"connection":
-                noted.listed |= _tokens(value)
+                noted.listed |= tokens(value)
             elif name == b"content-length":
                 noted.lengths.append(_length(value))
             elif name == b"transfer-encoding":
@@ -221,10 +220,10 @@ class RequestHeads:
                 head.expects_continue = value.lower() == b"100-continue"
                 if not head.expects_continue and not head.is_http_1_0:
                     head.objection = Failure.EXPECTATION_FAILED
-            elif name == b"upgrade" and b"websocket" in _tokens(value):
+            elif name == b"upgrade" and b"websocket" in tokens(value):
                 head.objection = Failure.UPGRADE_REFUSED  # others may be ignored (RFC 9110, 7.8)
         kept.append(block[done:])
-        head.fields = _without(b"".join(kept), noted.listed) + self._own_lines
+        head.fields = without_listed(b"".join(kept), noted.listed) + self._own_lines
         listed = noted.listed
         head.keep_alive = b"keep-alive" in listed if head.is_http_1_0 else b"close" not in listed
         head.has_length = bool(noted.lengths)
@@ -267,9 +266,9 @@ class RequestHeads:
             head.request_id = head.request_id or text[:REQUEST_ID_CHARS_MAX] or None
 
     def _judge(self, head: RequestHead, noted: _Noted) -> None:
-        if noted.origin and noted.is_preflight:
+        if self._cors.is_on and noted.is_preflight:
             head.answer_lines = self._cors.preflight_lines(noted.origin, noted.asked_headers)
-        elif noted.origin:
+        elif self._cors.is_on:  # whoever asks: what the engine says of origins must not go through
             head.answer_lines = self._cors.lines(noted.origin)
         if self._keys is not None and not self._keys.allow(noted.keys):
             head.objection = Failure.INVALID_API_KEY
@@ -283,7 +282,7 @@ def request_bytes(head: RequestHead, authority: bytes, prefix: bytes, own_fields
 
 
 def _parse_answer_head(head: bytes) -> tuple[AnswerHead, int | None]:
-    match = _ANSWER.fullmatch(head)
+    match = ANSWER_HEAD.fullmatch(head)
     if match is None:
         raise BadHeadError("it is not of the grammar of HTTP/1.1")
     answer = AnswerHead(int(match[2]), b"")
@@ -314,9 +313,9 @@ def _parse_answer_head(head: bytes) -> tuple[AnswerHead, int | None]:
         elif name == b"transfer-encoding":
             encodings.append(value.lower())
         elif name == b"connection":
-            listed |= _tokens(value)
+            listed |= tokens(value)
     kept.append(head[done:])
-    answer.lines = _without(b"".join(kept), listed)
+    answer.lines = without_listed(b"".join(kept), listed)
     answer.framing = _framing(answer.status, len(lengths), encodings)
     keeps = b"close" not in listed if match[1] == b"1" else b"keep-alive" in listed
     answer.keep_alive = keeps and answer.framing is not Framing.CLOSE
@@ -375,20 +374,6 @@ def _length(value: bytes) -> int:
     if not value.isdigit() or len(value) > LENGTH_DIGITS_MAX:
         raise BadHeadError("Content-Length is not a number of bytes")
     return int(value)
-
-
-def _tokens(value: bytes) -> set[bytes]:
-    return {token.strip(b" \t") for token in value.lower().split(b",")}
-
-
-def _without(lines: bytes, listed: set[bytes]) -> bytes:
-    """Return ``lines`` without those whose names Connection lists."""
-    named = listed - _NOT_LISTED
-    if not named:
-        return lines
-    first, *others = lines.split(b"\r\n")
-    kept = [line for line in others if line.partition(b":")[0].lower() not in named]
-    return b"\r\n".join([first, *kept])
 
 
 def _media(value: bytes) -> Media:

@@ -7,6 +7,13 @@ from router.gateway.answer_limits import PER_MODEL, AnswerLimits, read_model_tim
 from router.gateway.config import GatewayConfig
 
 NEVER_US = 2**62
+_FEW = 32  # to look for so many one by one is quicker than to count
+
+_PARTS = ", ".join(name.removesuffix("_timeout_s") for name in PER_MODEL)
+_EXPECTED = (
+    "expected a whole number of milliseconds, 1 or more, or several as in "
+    f"'first_byte=2000, between_bytes=500' (of {_PARTS})"
+)
 
 
 class Limits:
@@ -31,11 +38,53 @@ class Limits:
         """Return what holds for requests that name ``model``."""
         return self.of_model.get(model, self.general) if model else self.general
 
-    def asked_us(self, value: str) -> int:
-        """Return what a client's header asks for, within its bound. Raises ValueError."""
-        if not value.isascii() or not value.isdigit() or len(value) > 12 or not int(value):
-            raise ValueError("expected a whole number of milliseconds, 1 or more")
-        return min(int(value) * 1000, self._asked_max_us)
+    def asked(self, value: str, limits: AnswerLimits) -> AnswerLimits:
+        """Return ``limits``, as far as a client's header shortens them. Raises ValueError.
+
+        It has milliseconds of the whole, or of parts: ``first_byte=2000, between_bytes=500``.
+        """
+        shorter: dict[str, int] = {}
+        for part in value.split(","):
+            name, _, number = part.strip(" \t").rpartition("=")
+            own = f"{name or 'total'}_timeout"
+            if f"{own}_s" not in PER_MODEL or not _is_count(number):
+                raise ValueError(_EXPECTED)
+            asked_us = min(int(number) * 1000, self._asked_max_us)
+            shorter[own] = min(asked_us, getattr(limits, own))
+        return replace(limits, **shorter)
+
+
+def is_read_in_turn(body: bytes, config: GatewayConfig) -> bool:
+    """Say whether reading ``body`` stops the event loop for so short that nobody minds."""
+    return len(body) <= config.body_in_turn_bytes_max and not has_many_items(body, config)
+
+
+def has_many_items(body: bytes, config: GatewayConfig) -> bool:
+    """Say whether ``body`` may have more objects and lists than are read in turn.
+
+    Brackets within texts count as well: most bodies with so many have them for their structure.
+    """
+    items_max = config.body_items_in_turn_max
+    if len(body) <= 2 * items_max:  # the smallest is {} or []
+        return False
+    few = min(_FEW, items_max // 2)
+    if _has_less(body, b"{", few) and _has_less(body, b"[", few):  # as nearly always
+        return False
+    return body.count(b"{") + body.count(b"[") > items_max
+
+
+def _has_less(body: bytes, bracket: bytes, num: int) -> bool:
+    """Say whether there are less than ``num``; where they are rare, ten times as fast as count."""
+    at = -1
+    for _ in range(num):
+        at = body.find(bracket, at + 1)
+        if at < 0:
+            return True
+    return False
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 12 and int(text) > 0
 
 
 def _us(seconds: float) -> int:

@@ -54,6 +54,8 @@ def error_answer(
         extra_lines += b"Retry-After: %d\r\n" % kind.retry_after_s
     if refusal.failure is Failure.INVALID_API_KEY:
         extra_lines += b"WWW-Authenticate: Bearer\r\n"
+    if refusal.failure is Failure.UNSUPPORTED_ENCODING:
+        extra_lines += b"Accept-Encoding: gzip, deflate\r\n"  # RFC 9110, 12.5.3
     body = _error_body(refusal, path)
     return json_answer(kind.status, body, extra_lines, close=close, bodiless=bodiless)
 

@@ -11,6 +11,7 @@ from router.core.reason import Outcome
 from router.core.record import ExchangeRecord
 from router.core.request import BadRequestError
 from router.core.view import RouteRequest
+from router.gateway.body_worker import Question
 from router.gateway.context import Client, Context
 from router.gateway.exchange import Exchange
 from router.gateway.http_head import RequestHead
@@ -49,10 +50,15 @@ class LongRequest:
         self._task = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> None:
-        context = self._context
+        context, head = self._context, self._head
+        config, encoding = context.config, head.encoding.decode("latin-1")
+        question = Question(
+            head.path, head.session_key, head.tenant, encoding, config.max_body_bytes
+        )
+        needs_model = context.fleet.has_several_models
         try:
             found: RouteRequest | BadRequestError = await context.bodies.read(
-                self._head, self._body, context.config
+                question, self._body, config.body_reading_timeout_s, needs_model
             )
         except BadRequestError as error:
             found = error
@@ -60,8 +66,9 @@ class LongRequest:
             log.exception("the body of a request to %s met a fault of the gateway", self._path)
             found = BadRequestError(Failure.INTERNAL, "the gateway failed on this request")
         context.exchanges.discard(self)
-        exchange = Exchange(context, self._client, self._head, self._body, self._path, found)
-        exchange.received_us = self.received_us
+        exchange = Exchange(
+            *(context, self._client, head, self._body, self._path, found, self.received_us)
+        )
         self._replace(exchange)
         exchange.start()
 
@@ -98,6 +105,9 @@ class LongRequest:
 
     def on_queue_timeout(self) -> None:
         """Never, likewise."""
+
+    def on_fault(self) -> None:
+        """Never: what fails in the reading is the answer to it."""
 
     def _end(self, outcome: Outcome, request_id: str, failure: Failure | None = None) -> None:
         context = self._context

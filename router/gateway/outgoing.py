@@ -12,6 +12,7 @@ from router.gateway.http_head import AnswerHead, RequestHead, request_bytes
 from router.gateway.local_answer import request_id_line
 from router.gateway.replica_pool import ReplicaAddress
 
+_KEY_LINES = re.compile(rb"\r\n(?:authorization|x-api-key|api-key):[^\r]*+", re.IGNORECASE)
 _ID_LINE = re.compile(rb"\r\nx-request-id:[^\r]*+", re.IGNORECASE)
 
 
@@ -21,6 +22,9 @@ def outgoing_head(
     """Return the head with ``id_line``, for which the client's own has to go but the first time."""
     if not is_first:
         head = replace(head, fields=_ID_LINE.sub(b"", head.fields))
+    if address.authorization:  # no key of anybody else goes there
+        fields = _KEY_LINES.sub(b"", head.fields) + address.authorization
+        head = replace(head, fields=fields)
     own_lines = b"" if is_first and head.request_id else id_line
     if head.method == "POST" or head.has_body:
         own_lines += b"Content-Length: %d\r\n" % len(body)

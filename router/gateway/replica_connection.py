@@ -12,15 +12,17 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpResponseParser
 
+from router.gateway.hop_by_hop import NOT_IN_TRAILERS
+from router.gateway.http_grammar import LAST_CHUNK
 from router.gateway.http_head import (
     HEAD_END,
-    LAST_CHUNK,
-    NOT_IN_TRAILERS,
     AnswerHead,
     BadHeadError,
     Framing,
+    Media,
     read_answer_head,
 )
+from router.gateway.json_text import JsonText
 
 JOINED_BYTES_MAX = 16_384
 """A body up to here is copied behind its head: cheaper than to hand the kernel two pieces."""
@@ -32,7 +34,7 @@ _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 """Told to a parser that is to read a body only; the real head has been read already."""
 
 # To look a member up is a call of its own (until Python 3.12); these stand for every answer.
-_NONE, _LENGTH, _CHUNKED = Framing.NONE, Framing.LENGTH, Framing.CHUNKED
+_NONE, _LENGTH, _CHUNKED, _CLOSE = Framing
 
 _PART_OF_LAST_CHUNK = re.compile(rb"(?:\A|\n)0")
 
@@ -80,6 +82,8 @@ class ReplicaConnection(asyncio.Protocol):
     _buffer = b""
     _framing: Framing | None = None  # None: the head is not complete
     _remaining = 0
+    _text: JsonText | None = None  # of a body whose end nothing else shows
+    _is_success = False
     _reusable = True
     _complete = False  # the last chunk has been read
     _excess = False
@@ -196,11 +200,16 @@ class ReplicaConnection(asyncio.Protocol):
         if sink is None:
             return
         self._reusable = False
-        if self._framing is Framing.CLOSE and exc is None:
+        if self._framing is _CLOSE and exc is None and not self._is_cut_short():
             sink.on_body_end()
         else:
             self._sink = None
             sink.on_upstream_lost(type(exc).__name__ if exc else "closed by the replica")
+
+    def _is_cut_short(self) -> bool:
+        """Say whether a body that has ended with its connection shows that more was to come."""
+        text = self._text
+        return text is not None and (text.is_open or (text.is_empty and self._is_success))
 
     # ---- the head
 
@@ -243,6 +252,9 @@ class ReplicaConnection(asyncio.Protocol):
         self._remaining = length or 0
         if framing is _CHUNKED:
             self._begin_chunks()
+        elif framing is _CLOSE:
+            self._text = JsonText() if head.media is Media.JSON and not head.is_encoded else None
+            self._is_success = head.status < 300
         self._reusable = head.keep_alive
         is_whole = framing is _NONE or (framing is _LENGTH and not length)
         sink.on_head(head, length, framing, is_followed=is_whole or bool(body))
@@ -260,6 +272,8 @@ class ReplicaConnection(asyncio.Protocol):
 
     def _read_body(self, sink: AnswerSink, data: bytes) -> None:
         if self._framing is not _LENGTH:
+            if self._text is not None:
+                self._text.take(data)
             sink.on_body(data, data)
             return
         if len(data) > self._remaining:

@@ -4,14 +4,15 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from contract.failures import Failure
 from router.core.config import micros
 from router.gateway.config import GatewayConfig
+from router.gateway.credentials import Credentials
 from router.gateway.limits import NEVER_US
 from router.gateway.replica_connection import ReplicaConnection
 from router.gateway.resolver import HostAddresses
@@ -38,6 +39,7 @@ class ReplicaAddress:
     prefix: bytes  # of every path
     is_tls: bool
     socket_path: str | None = None  # instead of host and port
+    authorization: bytes = field(default=b"", repr=False)  # line that it alone is sent
 
 
 def parse_address(url: str) -> ReplicaAddress:
@@ -117,6 +119,12 @@ class ReplicaPool:
     def reconfigure(self, config: GatewayConfig) -> None:
         """Hold to other settings from the next connection on."""
         self._config = config
+
+    def authorize(self, authorization: str | None) -> None:
+        """Send this replica a credential of its own, or, with None, none."""
+        value = (authorization or "").encode("latin-1", "replace")
+        line = b"Authorization: %b\r\n" % value if value else b""
+        self.address = replace(self.address, authorization=line)
 
     def put(self, connection: ReplicaConnection) -> None:
         """Keep a connection for the next request; close it if enough are kept."""
@@ -214,13 +222,20 @@ class ReplicaPools:
         self._clock_us = clock_us
         self._pools: dict[str, ReplicaPool] = {}
         self._tls: ssl.SSLContext | None = None
+        self._authorizations: Mapping[str, str] = {}
 
-    def reconfigure(self, config: GatewayConfig, tls: ssl.SSLContext | None) -> None:
-        """Hold to other settings; without ``tls`` the system's CAs are trusted."""
+    def reconfigure(self, config: GatewayConfig, credentials: Credentials) -> None:
+        """Hold to other settings."""
         self._config = config
-        self._tls = tls
-        for pool in self._pools.values():
+        self._tls = credentials.replica_tls
+        self._authorizations = credentials.of_replicas
+        for url, pool in self._pools.items():
             pool.reconfigure(config)
+            pool.authorize(self._authorizations.get(url))
+
+    def authorization(self, url: str) -> str:
+        """Return the Authorization header for small questions to the replica at ``url``."""
+        return self._authorizations.get(url) or self._config.upstream_authorization
 
     def tls(self) -> ssl.SSLContext:
         """Return how replicas with an https URL are spoken to."""
@@ -233,6 +248,7 @@ class ReplicaPools:
         pool = self._pools.get(url)
         if pool is None:
             pool = self._pools[url] = ReplicaPool(url, self._config, self._clock_us, self.tls)
+            pool.authorize(self._authorizations.get(url))
         return pool
 
     @property

@@ -53,6 +53,7 @@ class RequestReader:
     ) -> None:
         self._config = config
         self._read = heads.read
+        self._glimpse = heads.glimpse
         self._reserve = reserve
         self._rest = b""  # not yet looked at, or the beginning of a head
         self._body = bytearray()  # grows in place: pieces to join would stop all for 32 MiB
@@ -63,11 +64,12 @@ class RequestReader:
         self.phase = Phase.BETWEEN
         self.ready: deque[Request | Refusal] = deque()
         self.wants_continue = False  # the client waits for a 100 before it sends the body
+        self.has_more = False  # than it could read in one turn; feed it nothing to go on
 
     @property
     def is_full(self) -> bool:
-        """Whether so many requests wait that no more bytes should be read."""
-        return len(self.ready) > self._config.pipelined_max
+        """Whether so much waits that no more bytes should be read."""
+        return self.has_more or len(self.ready) > self._config.pipelined_max
 
     def read_whole(self, data: bytes) -> Request | None:
         """Return the one request that ``data`` is, as nearly always; else None, and ``feed`` it."""
@@ -95,6 +97,7 @@ class RequestReader:
         if self._rest:
             data = self._rest + data
             self._rest = b""
+        self.has_more = False
         ready, ready_max = self.ready, self._config.pipelined_max
         at, size = 0, len(data)
         while at < size and len(ready) <= ready_max and self.phase is not Phase.OVER:
@@ -103,6 +106,8 @@ class RequestReader:
             if following is None:
                 return
             at = following
+            if self.has_more:
+                break
         if at < size and self.phase is not Phase.OVER:
             self._rest = data[at:]
 
@@ -118,13 +123,16 @@ class RequestReader:
     def give_up(self) -> None:
         """Read no more: the rest has not come in time."""
         self.phase = Phase.OVER
-        self.wants_continue = False
+        self.wants_continue = self.has_more = False
         self._rest = b""
 
-    def let_go_of_body(self) -> int:
-        """Forget what has come of a body that will not be whole; return its bytes."""
-        held, self.held_bytes = self.held_bytes, 0
+    def let_go_of_bodies(self) -> int:
+        """Forget what nobody will serve, finished or not; return its bytes."""
+        held = self.held_bytes
+        held += sum(len(item.body) for item in self.ready if isinstance(item, Request))
+        self.held_bytes = 0
         self._body = bytearray()
+        self.ready.clear()
         return held
 
     def refuse(self, failure: Failure, message: str) -> None:
@@ -143,15 +151,15 @@ class RequestReader:
             self._keep_beginning(data[at:])
             return None
         if end - at > limit:
-            self._refuse_head()
+            self._refuse_head(data[at : at + limit])
             return None
         try:
             head, length = self._read(data[at : end + 2])
         except BadHeadError as error:
-            self.refuse(Failure.BAD_HTTP, str(error))
+            self._refuse_unread(data[at:end], Failure.BAD_HTTP, str(error))
             return None
         if head.num_fields > self._config.header_count_max:
-            self._refuse_head()
+            self._refuse_head(data[at : end + 2])
             return None
         return self._begin_body(head, length or 0, data, end + len(HEAD_END))
 
@@ -170,13 +178,19 @@ class RequestReader:
         self.phase = Phase.HEAD
         self._rest = rest
         if len(rest) > self._config.header_bytes_max:
-            self._refuse_head()
+            self._refuse_head(rest)
         elif not rest[:1].isupper() or rest.count(b"\n") != rest.count(b"\r\n"):
-            self.refuse(Failure.BAD_HTTP, "not HTTP; every line of a head must end with CR LF")
+            message = "not HTTP; every line of a head must end with CR LF"
+            self._refuse_unread(rest, Failure.BAD_HTTP, message)
 
-    def _refuse_head(self) -> None:
+    def _refuse_unread(self, head: bytes, failure: Failure, message: str) -> None:
+        self.head = self._glimpse(head)
+        self.refuse(failure, message)
+
+    def _refuse_head(self, head: bytes) -> None:
         config = self._config
-        self.refuse(
+        self._refuse_unread(
+            head,
             Failure.HEADERS_TOO_LARGE,
             f"the head of the request is over {config.header_bytes_max} bytes "
             f"or {config.header_count_max} headers",
@@ -220,7 +234,10 @@ class RequestReader:
         if not self._hold(b"".join(pieces)):
             return None
         at = len(data) - len(rest)
-        return self._complete(self._take_body(), at) if chunks.is_whole else at
+        if chunks.is_whole:
+            return self._complete(self._take_body(), at)
+        self.has_more = bool(rest)
+        return at
 
     def _hold(self, part: bytes) -> bool:
         if self.held_bytes + len(part) > self._config.max_body_bytes:

@@ -4,12 +4,13 @@ from contract.failures import Failure
 from router.core.exchange import Event
 from router.core.reason import NotResumed
 from router.core.record import ExchangeRecord
-from router.core.retry import may_retry
+from router.core.retry import LOST, may_retry
 from router.core.view import RouteRequest
 from router.gateway.attempt import Attempt
 from router.gateway.context import Context
 from router.gateway.continuation import Continuation, NotResumableError
 from router.gateway.http_head import AnswerHead, Media
+from router.gateway.limits import has_many_items
 from router.gateway.relay import Relay
 from router.gateway.splice import Splice
 from router.gateway.verdict import Refusal
@@ -30,13 +31,13 @@ class Resume:
         self._answer_bytes = 0  # of the attempts that are over
         self._chunks = 0
 
-    def judge(self, failure: Failure) -> Event:
-        """Say what follows an interruption, and count it."""
+    def judge(self, attempt: Attempt, failure: Failure) -> Event:
+        """Say what follows an interruption of ``attempt``, and count it."""
         splice = self.splice
         if splice.misses_only_the_mark(wants_usage=self._continuation.wants_usage):
             splice.write_done()
             return Event.NOTHING_MISSING
-        why = self._refusal()
+        why = self._refusal(attempt, failure)
         if why is not None:
             self._context.metrics.resume_refused(why)
             return Event.GIVEN_UP
@@ -65,13 +66,13 @@ class Resume:
         record.chunks += self._chunks
         record.usage = self.splice.usage
 
-    def _refusal(self) -> NotResumed | None:
+    def _refusal(self, attempt: Attempt, failure: Failure) -> NotResumed | None:
         context = self._context
         if self.splice.why_unfit is not None:
             return self.splice.why_unfit
         if self.num_resumed >= context.config.resume_max:
             return NotResumed.RESUMED_OFTEN
-        if not context.budget.take(context.clock_us()):
+        if not _may_spend(context, attempt, failure):
             return NotResumed.BUDGET
         return None
 
@@ -93,7 +94,7 @@ def resume_of(
     if answer.is_encoded:
         return NotResumed.NOT_A_STREAM
     is_much = context.buffered_bytes > config.buffered_bytes_max // 2
-    if len(body) > config.resume_bytes_max or is_much:
+    if len(body) > config.resume_bytes_max or is_much or has_many_items(body, config):
         return NotResumed.TOO_LARGE
     try:
         return Resume(context, Continuation(path, body), relay)
@@ -101,31 +102,44 @@ def resume_of(
         return error.why
 
 
-def judge_break(context: Context, resume: Resume | NotResumed | None, failure: Failure) -> Event:
+def judge_break(
+    context: Context, resume: Resume | NotResumed | None, attempt: Attempt, failure: Failure
+) -> Event:
     """Say what follows after ``failure`` where the client has had part of the answer; count it."""
     if isinstance(resume, Resume):
-        return resume.judge(failure)
+        return resume.judge(attempt, failure)
     if resume is not None:
         context.metrics.resume_refused(resume)
     return Event.GIVEN_UP
 
 
 def judge_failure(
-    context: Context, refusal: Refusal | None, kept: Attempt | None, attempts: int
+    context: Context,
+    refusal: Refusal | None,
+    attempt: Attempt,
+    kept: Attempt | None,
+    attempts: int,
 ) -> Event:
     """Say whether there is one more attempt where nothing has reached the client; count it.
 
-    ``kept`` has the replica's own refusal, else ``refusal`` says what went wrong.
+    Where ``attempt`` was ``kept`` it has the replica's own refusal, else ``refusal`` says what went
+    wrong with it.
     """
     cause: Failure | int
-    if kept is None:
+    if attempt is not kept:
         assert refusal is not None
         cause = refusal.failure
     else:
-        assert kept.answer is not None
-        cause = Failure.MODEL_MISSING if kept.lacks_model else kept.answer.status
+        assert attempt.answer is not None
+        cause = Failure.MODEL_MISSING if attempt.lacks_model else attempt.answer.status
     name = cause.kind.code if isinstance(cause, Failure) else str(cause)
-    if may_retry(cause, attempts, context.routing) and context.budget.take(context.clock_us()):
+    if may_retry(cause, attempts, context.routing) and _may_spend(context, attempt, cause):
         context.metrics.retry(name)
         return Event.RETRY
     return Event.GIVEN_UP
+
+
+def _may_spend(context: Context, attempt: Attempt, cause: Failure | int) -> bool:
+    """Say whether the budget has room for another attempt after this one."""
+    is_moved = context.fleet.is_moved(attempt.decision, is_lost=cause in LOST)
+    return context.budget.take(context.clock_us(), is_moved=is_moved)

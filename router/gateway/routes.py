@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from urllib.parse import unquote
 
 from contract.failures import Failure
 from router.core.request import CHAT_PATH, COMPLETION_PATH
@@ -22,6 +23,9 @@ _LABELS = frozenset(
 )
 _READING = ("GET", "HEAD")
 _POST_ONLY = frozenset({CHAT_PATH, COMPLETION_PATH})
+_CHANGES_ONE_REPLICA = frozenset({"load_lora_adapter", "unload_lora_adapter"})
+"""Last parts of paths (vLLM, SGLang) that would make one replica differ from its peers: they are
+refused unless `proxied_paths` has the very path."""
 
 
 class Route(Enum):
@@ -76,7 +80,7 @@ class Routes:
         match = self._known.get(key)
         if match is None:
             match = self._match(method, path)
-            if match.label == path:
+            if match.label == path and match.refusal is None:  # methods may be invented, too
                 self._known[key] = match
         return match
 
@@ -101,7 +105,10 @@ class Routes:
         lower = path.lower()
         if "/." in lower or "%2e" in lower or "%2f" in lower or "\\" in lower:
             return False
-        return path in self._exact or path.startswith(self._prefixes)
+        if path in self._exact:
+            return True
+        name = unquote(path).rstrip("/").rpartition("/")[2]
+        return path.startswith(self._prefixes) and name.lower() not in _CHANGES_ONE_REPLICA
 
 
 def _checked(method: str, label: str, route: Route, allowed: tuple[str, ...]) -> Match:

@@ -14,6 +14,7 @@ they carry these, else one for each event. Tokens behind the last text that was 
 count: the next replica generates them again.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -25,6 +26,9 @@ from router.gateway.relay import Relay
 
 _FIELD = b"data: "
 _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
+_BETWEEN_EVENTS = re.compile(rb"(?:(?::[^\r\n]*+)?\r?\n)*+")
+"""Comments that keep a connection alive, whole lines of them: nobody has to wait for an event."""
+
 _ENVELOPE = ("id", "created", "model", "system_fingerprint")
 _KNOWN_IN_DELTA = ("role", "content")
 
@@ -115,6 +119,8 @@ class Splice:
         for mark in _EVENT_ENDS:
             at = data.rfind(mark)
             end = max(end, at + len(mark)) if at >= 0 else end
+        between = _BETWEEN_EVENTS.match(data, end)
+        end = between.end() if between is not None else end
         whole, self._held = data[:end], data[end:]
         if whole:
             self._pass_on(whole)

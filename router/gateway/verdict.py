@@ -70,6 +70,14 @@ class Refusal:
     param: str | None = None
 
 
+def last_resort(refusal: Refusal) -> Refusal:
+    """Return the answer where a replica that was known to be out could not be reached, either."""
+    if refusal.failure not in (Failure.CONNECT_FAILED, Failure.CONNECT_TIMEOUT):
+        return refusal
+    message = f"no replica can take a request now; tried nevertheless, {refusal.message}"
+    return Refusal(Failure.NO_REPLICA, message)
+
+
 def refusal_of(reason: Reason, model: str | None) -> Refusal:
     """Return the answer to a request for which there is no replica."""
     if model is not None and len(model) > MODEL_SHOWN_MAX:

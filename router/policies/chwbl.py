@@ -55,7 +55,7 @@ class Chwbl(Policy):
         if not request.prompt:
             return least_loaded(request, eligible)
         by_id = {replica.replica_id: replica for replica in eligible}
-        order = list(walk_ring(self._key_of(request), tuple(sorted(by_id)), self.ring_points))
+        order = list(walk_ring(self._key_of(request), by_id, self.ring_points))
         requests = sum(replica.requests for replica in eligible)
         room = self.load_factor * (requests + 1) / len(eligible)
         fitting = (name for name in order if by_id[name].requests + 1 <= room)

@@ -5,13 +5,13 @@ starting, as nobody may have chosen it; so its place is taken by a policy that s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from typing import ClassVar
 
 from contract.options import SettingError
-from router.core.policy import POLICIES, Policy, register
+from router.core.policy import POLICIES, CostPolicy, Policy, register
 from router.core.view import ReplicaView, RouteRequest
 
 GROUP = "warmroute.policies"
@@ -23,7 +23,7 @@ def load_plugins() -> None:
     for entry in sorted(entry_points(group=GROUP)):
         try:
             _load(entry)
-        except Exception as error:  # whatever a stranger's module raises
+        except (Exception, SystemExit) as error:  # whatever a stranger's module raises
             _register_unusable(entry, f"{type(error).__name__}: {error}")
 
 
@@ -31,6 +31,10 @@ def _load(entry: EntryPoint) -> None:
     policy = entry.load()
     if not (isinstance(policy, type) and issubclass(policy, Policy)) or isabstract(policy):
         raise TypeError(f"{entry.value} is {policy!r}, expected a subclass of Policy with choose()")
+    if not is_dataclass(policy):
+        raise TypeError(f"{entry.value} is no dataclass; put @dataclass(frozen=True) before it")
+    if issubclass(policy, CostPolicy) and not hasattr(policy, "unit"):
+        raise TypeError(f"{entry.value} has a cost without a unit, expected unit = 's' or another")
     known = POLICIES.get(policy.name)
     if known is None:
         register(policy)

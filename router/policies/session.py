@@ -38,7 +38,8 @@ class Session(Policy):
     where it is and many of them may share a replica while others idle; what sessions have in
     common (one system prompt) is computed on every replica. Source: ``session`` of vLLM's
     production-stack, ``src/vllm_router/routers/routing_logic.py`` at 008a23bd, which without a
-    session takes the replica with the fewest requests per second; here the fewest under way.
+    session takes the replica with the fewest requests per second; here the fewest under way. The
+    fallback ``prefix_load`` has its own defaults, whatever ``[policy.prefix_load]`` says.
     """
 
     name: ClassVar[str] = "session"
@@ -51,7 +52,7 @@ class Session(Policy):
         if request.session_key is not None:
             by_id = {replica.replica_id: replica for replica in eligible}
             key = hash_text(request.session_key)
-            return by_id[next(walk_ring(key, tuple(sorted(by_id)), RING_POINTS))]
+            return by_id[next(walk_ring(key, by_id, RING_POINTS))]
         if self.fallback is Fallback.PREFIX_LOAD:
             return _PREFIX_LOAD.choose(request, eligible)
         return least_loaded(request, eligible)

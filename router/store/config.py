@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from contract.options import check_numbers, option
+from contract.redis_layout import check_fleet
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,23 @@ class StoreConfig:
     forget_after_s: float = option(
         60.0, "s", "after which an id without a report is taken out of the set"
     )
-    replicas_max: int = option(10_000, "replicas", "ids read from one fleet; more are ignored")
+    replicas_max: int = option(2_000, "replicas", "ids read from one fleet; more are ignored")
     kv_block_s: float = option(0.1, "s", "longest wait inside Redis for KV events, at most 0.1")
     kv_pause_s: float = option(
         0.01, "s", "rest between two reads of KV events, so that a busy fleet sends them in batches"
     )
     kv_batches_max: int = option(256, "batches", "KV event batches of one replica in one read")
+    kv_batches_per_read_max: int = option(
+        4096, "batches", "KV event batches of all replicas in one read, at least one of each"
+    )
     kv_resync_s: float = option(
         1.0, "s", "between two attempts to bring one replica's KV events up to date"
     )
+
+    def kv_batches_of_each(self, num_replicas: int) -> int:
+        """Return how many batches one of so many replicas has at most in one read."""
+        share = max(1, self.kv_batches_per_read_max // max(1, num_replicas))
+        return min(self.kv_batches_max, share)
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -46,5 +55,4 @@ class StoreConfig:
         if self.redis_url and not self.redis_url.startswith(schemes):
             scheme = self.redis_url.partition("://")[0] if "://" in self.redis_url else "no scheme"
             raise ValueError(f"redis_url has {scheme!r}, expected one of {', '.join(schemes)}")
-        if not self.fleet or not set(self.fleet).isdisjoint("{} \t\r\n"):
-            raise ValueError(f"fleet is {self.fleet!r}, must be a name without braces or spaces")
+        check_fleet(self.fleet)

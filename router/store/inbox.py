@@ -22,7 +22,8 @@ from contract.load_report import (
 from router.replica_entry import TEXT_LENGTH_MAX, url_complaint
 from router.store.seam import SeenReport
 
-ALIASES_MAX = 64
+NAMES_MAX = 1_024
+"""Of one kind: an engine may serve hundreds of adapters."""
 
 
 @dataclass(slots=True)
@@ -111,8 +112,9 @@ def _text_complaint(replica_id: str, report: LoadReport) -> str | None:
     if report.replica_id != replica_id:
         return f"is of {report.replica_id[:TEXT_LENGTH_MAX]!r}"
     names = [*report.aliases, *report.adapters]
-    if len(names) > ALIASES_MAX:
-        return f"has {len(names)} aliases and adapters, expected at most {ALIASES_MAX}"
+    if max(len(report.aliases), len(report.adapters)) > NAMES_MAX:
+        kinds = f"{len(report.aliases)} aliases and {len(report.adapters)} adapters"
+        return f"has {kinds}, expected at most {NAMES_MAX} of each"
     for text in (report.replica_id, report.model, report.incarnation, *names):
         if len(text) > TEXT_LENGTH_MAX:
             return f"has a text of more than {TEXT_LENGTH_MAX} characters"

@@ -110,11 +110,12 @@ class MemoryStore:
     def _take(self, replica_ids: list[str]) -> KvArrivals:
         batches: list[KvArrival] = []
         undecodable = 0
+        count = self._config.kv_batches_of_each(len(replica_ids))
         for replica_id in replica_ids:
             data = self._batches.get(replica_id, [])
             dropped = self._dropped.get(replica_id, 0)
             first = max(0, self._positions.get(replica_id, 0) - dropped)
-            page = data[first : first + self._config.kv_batches_max]
+            page = data[first : first + count]
             self._positions[replica_id] = dropped + first + len(page)
             for item in page:
                 batch = _decoded(item)

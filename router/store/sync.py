@@ -32,6 +32,9 @@ TICK_S = 0.1
 BATCHES_PER_TURN = 32
 """KV batches applied before requests get their turn of the event loop."""
 
+REPORTS_PER_TURN = 64
+"""Likewise load reports, about 50 us each."""
+
 RECONNECT_FIRST_S = 0.1
 
 log = logging.getLogger(__name__)
@@ -70,6 +73,7 @@ class FleetSync:
         self._fleet = fleet
         self._config = config
         self._gateway = gateway  # the last own report; its numbers go on
+        self.num_gateways = 1  # of the fleet, this one included
         self._clock_us = clock_us
         self._on_change = on_change
         self._complaints: dict[str, str] = {}  # about reports, as logged, by replica id
@@ -105,7 +109,7 @@ class FleetSync:
                 continue
             failures = 0
             self._up()
-            self._take(read)
+            await self._take(read)
             await self._publish()
             elapsed_s = (self._clock_us() - began_us) / 1_000_000
             await asyncio.sleep(max(0.0, self._config.read_interval_s - elapsed_s))
@@ -123,12 +127,14 @@ class FleetSync:
         else:
             self._complaints.pop("", None)
 
-    def _take(self, read: StoreRead) -> None:
+    async def _take(self, read: StoreRead) -> None:
         now_us = self._clock_us()
         self.counts.reads += 1
         self.counts.undecodable += read.undecodable
         publishers: dict[str, str] = {}
-        for seen in read.reports:
+        for number, seen in enumerate(read.reports, start=1):
+            if number % REPORTS_PER_TURN == 0:
+                await asyncio.sleep(0)
             if isinstance(seen.report, ReportSchemaError):
                 self.counts.undecodable += 1
                 self._complain(seen.replica_id, str(seen.report))
@@ -140,6 +146,8 @@ class FleetSync:
                 publishers[seen.replica_id] = seen.report.incarnation
         self._fleet.on_reports_read(read.present, now_us)
         self._fleet.on_gateway_reports(read.gateway_reports, now_us)
+        own_id = self._gateway.gateway_id
+        self.num_gateways = 1 + sum(r.gateway_id != own_id for r in read.gateway_reports)
         self._publishers = publishers
         for replica_id in self._complaints.keys() - read.present - {""}:
             del self._complaints[replica_id]
@@ -224,7 +232,8 @@ class FleetSync:
 
     async def _time(self) -> None:
         while True:
-            self._fleet.tick(self._clock_us())
+            for _ in self._fleet.ticking(self._clock_us()):
+                await asyncio.sleep(0)
             await asyncio.sleep(TICK_S)
 
     def _down(self, error: StoreUnavailableError) -> None:

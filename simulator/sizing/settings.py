@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from contract.hardware import Precision
 from contract.options import option
+from router.core.policy import DEFAULT_POLICY
 from simulator.figures import check_above_zero
 
 SEEDS_MAX = 30
@@ -40,7 +41,7 @@ class SizeSettings:
     itl_p99_ms: float = option(
         50.0, "ms", "99 of 100 requests have their further tokens, on average, so far apart"
     )
-    policy: str = option("prefix_load", "", "routing policy of the fleet")
+    policy: str = option(DEFAULT_POLICY, "", "routing policy of the fleet")
     baseline: str = option("least_loaded", "", "routing policy that it is compared with")
 
     seeds: int = option(3, "runs", "of each answer; the SLO must hold in every one")

@@ -20,8 +20,8 @@ from warmroute.demo.fleet import start_redis
 from warmroute.demo.processes import Child, free_port, stop_all
 from warmroute.demo.redis_server import find_redis
 
-DEADLINE_S = 30.0
-SILENCE_S = 2.0
+DEADLINE_S = 60.0
+SILENCE_S = 5.0
 """The gateway's limit: short enough to wait for, long enough for a busy machine."""
 
 NUM_REPORTS_SURE = 3
@@ -84,6 +84,11 @@ class Fleet:
         async with self.http.get(f"{self.admin_url}/metrics") as response:
             lines = (await response.text()).splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    async def until_gauge(self, name: str, value: float) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while await self.gauge(name) != value:  # noqa: ASYNC110  # another process
+                await asyncio.sleep(0.02)
 
     async def ask(self, num_streams: int = 8, num_tokens: int = 12) -> list[Stream]:
         """Return as many ended streams, of prompts that nobody has seen yet."""

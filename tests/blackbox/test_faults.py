@@ -157,8 +157,8 @@ async def test_what_breaks_in_the_middle_is_visibly_broken(name: str, fleet: Fle
 async def test_a_restart_cuts_its_own_streams_and_is_believed_to_be_cold(fleet: Fleet) -> None:
     await fleet.ask()
     before = await fleet.until_believed(lambda belief: belief.get("believed_blocks", 0) > 0)
-    asking = asyncio.create_task(fleet.ask(16, num_tokens=400))
-    await fleet.until_believed(lambda belief: belief.get("own_requests", 0) > 0)
+    asking = asyncio.create_task(fleet.ask(16, num_tokens=600))
+    await fleet.until_gauge("warmroute_in_flight_requests", 16)
 
     await fleet.set("restart", {"after_s": 0.5})
     streams = await asking
@@ -200,7 +200,7 @@ async def test_old_figures_that_look_new_take_no_replica_out_and_herd_nobody(
     await fleet.set(name, parameters)
     await fleet.until_struck(name)
 
-    streams = await fleet.ask(40)
+    streams = await fleet.ask(40, num_tokens=100)  # long enough to be there all at once
 
     assert are_whole(streams)
     assert 10 <= sum(each.replica_id == FAULTY for each in streams) <= 30
@@ -230,7 +230,7 @@ async def test_absurd_figures_are_refused_or_do_no_harm(
 
     assert are_whole(streams)
     assert not is_refused or {each.replica_id for each in streams} == {SOUND}
-    assert await fleet.gauge("warmroute_in_flight_requests") == 0
+    await fleet.until_gauge("warmroute_in_flight_requests", 0)
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ async def test_without_redis_and_agents_the_gateway_learns_from_what_it_sends(
     async with engines_only(tmp_path, "") as fleet, aiohttp.ClientSession() as http:
         flags = [flag for url in fleet.engine_urls for flag in ("--replica", url)]
         await fleet.start_gateway(*flags)
-        found = await replicas_that(fleet, lambda found: all(r["model"] or r for r in found))
+        found = await replicas_that(fleet, lambda found: len(found) == ENGINES)
         prompts = [f"document {n} " * 100 for n in range(6)]
         homes = [
             {(await ask(http, fleet.url, {"prompt": p, "max_tokens": 2})).replica_id for _ in "abc"}

@@ -25,7 +25,9 @@ DEADLINE_S = 30.0
 MODEL = "resumed"
 NUM_STREAMS = 20
 REPLICA = ("--model", MODEL, "--kv-blocks", "4000", "--fixed-prefill-ms", "2")
-STEP = ("--fixed-decode-ms", "5")
+DECODE_MS = {"a": 40, "b": 40, "beside": 5}
+"""Slow enough for all to have begun before the first one ends."""
+
 FIRST_EVENTS = 5
 """Which every stream has had when the replica is killed; each has about 80 more to come."""
 
@@ -98,7 +100,8 @@ class Running:
 
 async def start_replica(name: str, folder: Path, children: list[Child]) -> str:
     port = free_port()
-    argv = [sys.executable, "-m", "warmroute", "replica", "--replica-id", name, *REPLICA, *STEP]
+    argv = [sys.executable, "-m", "warmroute", "replica", "--replica-id", name, *REPLICA]
+    argv += ["--fixed-decode-ms", str(DECODE_MS[name])]
     log = folder / f"{name}.log"
     await Child.start(name, [*argv, "--port", str(port)], log, "ready:", children)
     return f"http://127.0.0.1:{port}"

@@ -211,3 +211,17 @@ def test_a_chain_that_is_told_twice_is_stored_twice() -> None:
     events: list[KvEvent] = [BlockStored([a, b]), BlockRemoved([BlockHash(3)]), BlockStored([b])]
 
     assert merged(events) == [BlockRemoved([BlockHash(3)]), BlockStored([a, b]), BlockStored([b])]
+
+
+@pytest.mark.parametrize("wrong", [-1, -(2**63)])
+def test_a_hash_below_zero_is_refused(wrong: int) -> None:
+    """Readers keep 64 bits, so that they would look for it in vain when it is removed."""
+    block = BlockHash(wrong)
+    batches = [KvEventBatch("i", 0, [event([block])]) for event in (BlockStored, BlockRemoved)]
+    batches.append(KvEventBatch("i", 0, [BlockStored([BlockHash(1)], block)]))
+
+    for batch in batches:
+        with pytest.raises(msgspec.ValidationError):
+            decode_batch(encode_batch(batch))
+    with pytest.raises(msgspec.ValidationError):
+        decode_snapshot(encode_snapshot(KvSnapshot("i", 0, [block])))

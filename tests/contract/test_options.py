@@ -48,6 +48,8 @@ class Section:
         ("mode", "fast", Mode.FAST),
         ("mode", Mode.FAST, Mode.FAST),
         ("urls", "a,b", ("a", "b")),
+        ("urls", "a, b,", ("a", "b")),
+        ("urls", """ ["a", 'b, c'] """, ("a", "b, c")),
         ("urls", ["a", "b"], ("a", "b")),
         ("urls", "", ()),
     ],
@@ -71,12 +73,13 @@ def test_value_arrives_as_the_fields_type(name: str, raw: Any, value: Any) -> No
         ("on", "maybe", "true or false"),
         ("mode", "slow", "fast, safe"),
         ("urls", 7, "list"),
+        ("urls", "[a", "list"),
     ],
 )
 def test_value_of_another_type_is_refused_with_what_was_found(
     name: str, raw: Any, expected: str
 ) -> None:
-    with pytest.raises(SettingError, match=rf"\[s\] {name} is .*{expected}"):
+    with pytest.raises(SettingError, match=rf"\[s\] {name} .*is .*{expected}"):
         build_section(Section, {name: raw}, "[s]")
 
 

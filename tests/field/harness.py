@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.config import RouterConfig, load_router_config, read_toml
-from router.core.fleet import ReplicaStatus
 from router.core.record import ExchangeRecord
+from router.core.status import ReplicaStatus
 from router.logs import log_request, logging_to
 from router.serve import Gateway, StopSignals, build_gateway, run_gateway
 from tests.router.gateway.running import RunningGateway
@@ -52,9 +52,12 @@ QUICK: dict[str, Any] = {
     "drain_s": 0.2,
     "retry_backoff_s": 0.0,
     "retry_floor_per_s": 1000.0,
+    "command_timeout_s": 10.0,
     "log_requests": True,
 }
-"""Settings under which a case takes milliseconds; what is retried is not rationed."""
+"""Settings under which a case takes milliseconds; what is retried is not rationed, and a Redis is
+not taken for frozen because the machine is busy.
+"""
 
 FIN = event("", finish="stop")
 

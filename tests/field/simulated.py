@@ -17,6 +17,7 @@ async def simulated(**settings: Any) -> AsyncIterator[Replica]:
     """Run a replica of model ``m`` whose steps take no time if ``settings`` do not say more."""
     quick: dict[str, Any] = {"model": "m", "port": 0, "block_size": BLOCK_TOKENS}
     quick |= {"fixed_prefill_ms": 0.0, "fixed_decode_ms": 0.0, "kv_blocks": 1_000}
+    quick["redis_timeout_ms"] = 10_000  # a busy machine's Redis is not away
     config = ReplicaConfig(**quick | settings)
     async with running_replica(config) as replica:
         yield replica

@@ -2,6 +2,7 @@
 
 import json
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -165,6 +166,43 @@ async def test_sec_05_the_replicas_get_the_gateways_key_and_not_the_clients() ->
         ]
         assert SECRET.encode() not in fake.asked[0].head
     assert b"of-the-fleet" not in shown
+
+
+async def test_sec_05_each_replica_is_sent_its_own_key_only(tmp_path: Path) -> None:
+    toml = tmp_path / "gateway.toml"
+
+    def members(*fakes: Fake, turn: str) -> str:
+        return "".join(
+            f'[[replicas]]\nurl = "{fake.url}"\nid = "{fake.replica_id}"\nmodel = "m"\n'
+            f'authorization = "Bearer {turn}-of-{fake.replica_id}"\n'
+            for fake in fakes
+        )
+
+    settings = {"policy": "round_robin", "models_interval_s": 0.02}
+    async with Fake(resetting) as a, Fake(saying("b"), "b") as b:
+        toml.write_text(members(a, b, turn="first"))
+        async with gateway_of(toml=toml, upstream_authorization="Bearer f", **settings) as gateway:
+            for _ in range(4):
+                answer = await gateway.chat("hi", "Authorization: Bearer client", "x-api-key: c")
+                assert answer.status == 200
+            toml.write_text(members(a, b, turn="second"))
+            reloaded = await gateway.admin("POST", "/admin/reload")
+            for _ in range(2):
+                await gateway.chat("hi")
+            shown = (await gateway.admin("GET", "/admin/config")).body
+            log = gateway.log.getvalue()
+
+    assert a.asked
+    for fake in (a, b):
+        keys = [request.values("authorization") for request in fake.asked]
+        turns = [f"Bearer {turn}-of-{fake.replica_id}" for turn in ("first", "second")]
+        assert sorted({key for (key,) in keys}) == turns
+        assert not any(request.values("x-api-key") for request in fake.asked)
+        listed = [request for request in fake.probed if request.target == "/v1/models"]
+        assert listed[0].values("authorization") == turns[:1]
+    assert json.loads(reloaded.body)["changed"] == ["replicas"]
+    assert b"-of-a" not in shown
+    assert "-of-a" not in log
 
 
 async def test_sec_05_the_clients_key_ends_at_the_gateway_if_it_is_told_so() -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from router.core.config import RoutingConfig
 from router.gateway.body_reader import BodyReader
-from router.gateway.config import GatewayConfig
-from router.gateway.http_head import RequestHead
+from router.gateway.body_worker import Question
 from tests.field.harness import Fake, gateway_of, silent
 from tests.router.gateway.scripted_replica import Turn
 from tests.router.gateway.wire import chat, chunk, completion, ok, post
@@ -126,8 +125,8 @@ async def test_big_04_a_client_that_leaves_while_its_body_is_read_leaves_no_proc
     turns: int,
 ) -> None:
     reader = BodyReader(RoutingConfig())
-    head = RequestHead("POST", b"/v1/completions", "/v1/completions", b"", False, 0)
-    reading = asyncio.create_task(reader.read(head, chat("x" * MIB), GatewayConfig()))
+    question = Question("/v1/completions", None, "", "", MIB)
+    reading = asyncio.create_task(reader.read(question, chat("x" * MIB), 5.0, lambda: False))
     for _ in range(turns):  # of the event loop: the process is being started
         await asyncio.sleep(0)
     reading.cancel()
@@ -135,6 +134,7 @@ async def test_big_04_a_client_that_leaves_while_its_body_is_read_leaves_no_proc
     await reader.close()
 
     assert num_readers() == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def num_readers() -> int:

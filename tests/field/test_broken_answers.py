@@ -59,7 +59,7 @@ async def test_rty_02_a_408_about_the_silence_before_is_not_the_answer() -> None
             await turn.send(ok(b"{}", "Connection: close", status="408 Request Timeout"))
             turn.close()
 
-    async with Fake(play) as a, gateway_of(a) as gateway:
+    async with Fake(play) as a, gateway_of(a, reuse_race_s=20.0) as gateway:
         answers = [await gateway.chat() for _ in range(3)]
 
     assert [answer.status for answer in answers] == [200] * 3

@@ -144,7 +144,7 @@ async def test_err_06_an_empty_fleet_is_a_503_with_a_time_to_come_back() -> None
 
 async def test_err_08_a_stream_that_makes_progress_outlives_every_limit() -> None:
     names = ("first_byte_timeout_s", "answer_timeout_s", "between_bytes_timeout_s")
-    limits = dict.fromkeys(names, 0.8)
+    limits = dict.fromkeys(names, 2.0)
     pieces = Pieces()
     async with Fake(pieces.play) as a, gateway_of(a, **limits) as gateway:
         client = await gateway.connect()
@@ -152,14 +152,14 @@ async def test_err_08_a_stream_that_makes_progress_outlives_every_limit() -> Non
         for index in range(10):
             await pieces.send(chunk(tok(index)))
             await received(client, tok(index))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.25)
         await pieces.send(chunk(FIN + DONE) + LAST_CHUNK)
         pieces.end()
         await received(client, LAST_CHUNK)
         record = await gateway.record()
 
     assert record.outcome.value == "complete"
-    assert record.ended_us - record.received_us > 800_000
+    assert record.ended_us - record.received_us > 2_000_000
 
 
 async def test_err_08_the_limit_is_on_silence_and_shown_among_the_settings() -> None:
@@ -193,7 +193,7 @@ async def test_err_09_each_phase_has_a_limit_of_its_own() -> None:
 async def test_err_09_a_replica_that_takes_no_connection_is_left_for_another() -> None:
     with deaf_port() as port:
         async with Fake(replica_id="b") as b:
-            settings = {"connect_timeout_s": 0.1, "policy": "round_robin"}
+            settings = {"connect_timeout_s": 1.0, "policy": "round_robin"}
             async with gateway_of(f"http://127.0.0.1:{port}", b, **settings) as gateway:
                 assert {(await gateway.chat()).status for _ in range(4)} == {200}
 

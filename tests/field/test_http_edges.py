@@ -101,6 +101,8 @@ TWICE_READABLE = {
     "minus": (["Content-Length: -1"], b""),
     "hexadecimal": (["Content-Length: 0x4"], b"abcd"),
     "underscore": (["Content-Length: 1_0"], b"abcdefghij"),
+    "underscore_in_name": (["Content_Length: 4", "Content-Length: 4"], b"abcd"),
+    "underscore_in_encoding": (["Transfer_Encoding: chunked", "Content-Length: 4"], b"abcd"),
     "empty_length": (["Content-Length:"], b""),
     "fold": (["X-A: 1\r\n Content-Length: 4"], b""),
     "folded_encoding": (["Transfer-Encoding:\r\n chunked"], b"0\r\n\r\n"),
@@ -131,6 +133,29 @@ async def test_http_05_what_two_hops_could_read_apart_is_refused(name: str) -> N
     assert (answer.status, answer.value("connection"), rest) == (400, "close", b"")
     assert answer.code == "bad_http"
     assert a.asked == []
+
+
+@pytest.mark.parametrize("host", ["a b", "a, b", "a/b", "user@a", "a\\b", "a?b"])
+async def test_http_15_a_host_that_is_none_is_refused(host: str) -> None:
+    async with Fake() as a, gateway_of(a) as gateway:
+        answer = await gateway.ask(post(chat()).replace(b"gateway.example", host.encode()))
+
+    assert (answer.status, answer.code, a.asked) == (400, "bad_http", [])
+
+
+@pytest.mark.parametrize("host", ["", "[::1]:80", "a_b.example:80", "%41", "127.0.0.1"])
+async def test_http_15_a_host_may_be_whatever_a_url_may_have(host: str) -> None:
+    async with Fake() as a, gateway_of(a) as gateway:
+        answer = await gateway.ask(post(chat()).replace(b"gateway.example", host.encode()))
+
+    assert answer.status == 200
+
+
+async def test_rty_05_connection_cannot_list_the_request_id_away() -> None:
+    async with Fake() as a, gateway_of(a) as gateway:
+        await gateway.chat("hi", "x-request-id: mine", "Connection: x-request-id")
+
+    assert a.asked[0].values("x-request-id") == ["mine"]
 
 
 async def test_http_05_a_chunked_body_is_sent_on_under_one_framing() -> None:

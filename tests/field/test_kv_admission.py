@@ -60,7 +60,8 @@ async def test_kv_04_small_requests_wait_no_longer_than_the_big_one_before_them(
     """First come, first served: nobody overtakes, so the big one cannot starve; the small ones
     wait for it, which is at most as long as what runs before it.
     """
-    async with simulated(kv_blocks=100, fixed_decode_ms=1.0, enable_prefix_caching=False) as s:
+    settings = {"kv_blocks": 100, "fixed_decode_ms": 1.0, "enable_prefix_caching": False}
+    async with simulated(**settings, faults=("freeze",)) as s:  # until all are there
         order: list[str] = []
 
         async def ask(name: str, tokens: int) -> None:
@@ -72,8 +73,11 @@ async def test_kv_04_small_requests_wait_no_longer_than_the_big_one_before_them(
         await until(lambda: stats_of(s).running_requests == 1)
         big = asyncio.create_task(ask("big", 50 * BLOCK_TOKENS))
         await until(lambda: stats_of(s).waiting_requests == 1)
+        small = [asyncio.create_task(ask("small", BLOCK_TOKENS)) for _ in range(20)]
+        await until(lambda: stats_of(s).waiting_requests == 21)
+        s.faults.clear()
         async with asyncio.timeout(20):
-            await asyncio.gather(running, big, *(ask("small", BLOCK_TOKENS) for _ in range(20)))
+            await asyncio.gather(running, big, *small)
 
     assert order[0] == "running"
     assert order.count("small") == 20

@@ -1,5 +1,6 @@
 """Several gateways before one fleet: each knows the others' load, and none costs a replica more."""
 
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -116,6 +117,26 @@ async def test_stl_12_no_gateway_asks_a_replica_for_its_load(redis_server: Redis
         await until(lambda: min(map(reads_of, gateways)) >= 5)
 
         assert a.num_connections == 0
+
+
+async def test_stl_12_gateways_share_the_probes_of_a_replica_that_reports(
+    redis_server: RedisServer,
+) -> None:
+    settings = {"redis_url": redis_server.url, "probe_interval_s": 0.02}
+    async with (
+        Fake() as a,
+        reporting(redis_server, a),
+        gateway_of(**settings, gateway_id="g0") as one,
+        AsyncExitStack() as others,
+    ):
+        for number in range(1, 4):
+            await others.enter_async_context(gateway_of(**settings, gateway_id=f"g{number}"))
+        await until(lambda: one.parts.sync.num_gateways == 4, "it knows of the others")
+        reads, probes = reads_of(one), one.count("warmroute_probes_total")
+        await until(lambda: reads_of(one) >= reads + 5, "half a second has gone by")
+
+        assert one.count("warmroute_probes_total") - probes <= 15  # alone, it would make 25
+        assert one.status_of().standing is None
 
 
 def reads_of(gateway: FieldGateway) -> float:

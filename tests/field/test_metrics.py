@@ -107,21 +107,25 @@ async def test_met_04_a_scrape_is_complete_and_never_goes_back() -> None:
     assert seen[-1] == 100
 
 
+@pytest.mark.parametrize("policy", ["prefix_load", "min_ttft"])
 async def test_met_06_what_a_replica_does_not_tell_is_unknown_and_not_zero(
-    redis_server: RedisServer,
+    policy: str, redis_server: RedisServer
 ) -> None:
     async with Fake() as a, Fake(replica_id="b") as b, reporting(redis_server, a, b) as say:
         say.say(a, running_requests=None, waiting_requests=None, kv_blocks_used=None)
         say.say(b, running_requests=0, kv_blocks_total=100, kv_blocks_used=50)
-        async with gateway_of(redis_url=redis_server.url) as gateway:
+        async with gateway_of(redis_url=redis_server.url, policy=policy) as gateway:
             await gateway.knows("a", "b")
             await until(lambda: gateway.status_of("b").view.kv_usage == 0.5)
+            await until(lambda: "does not report" in gateway.log.getvalue(), "it is warned of")
             assert gateway.status_of("a").view.kv_usage is None
             assert not gateway.samples("warmroute_replica_kv_usage_ratio", replica="a")
             for index in range(20):
                 assert (await gateway.chat(f"{index} " * 100)).status == 200
+            warnings = [line for line in gateway.logged() if "does not report" in line["message"]]
 
     assert 5 <= len(a.asked) <= 15
+    assert [line["level"] for line in warnings] == ["warning"]
 
 
 async def test_met_07_recomputing_what_was_preempted_counts_as_no_hit() -> None:

@@ -1,6 +1,7 @@
 """Models: an unknown one is the client's mistake, a known one without replicas is the fleet's."""
 
 import json
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -51,6 +52,32 @@ async def test_mdl_01_a_known_model_without_a_live_replica_is_a_503(
     assert answer.value("retry-after")
 
 
+@pytest.mark.parametrize("reports", [False, True])
+async def test_mdl_01_a_known_model_whose_replicas_were_killed_becomes_a_503(
+    reports: bool, redis_server: RedisServer
+) -> None:
+    listed = [] if reports else ["http://127.0.0.1:1"]
+    settings = {"breaker_failures": 10 if reports else 2}
+    async with (
+        reporting(redis_server) as say,
+        gateway_of(*listed, redis_url=redis_server.url, retry_max=0, **settings) as gateway,
+    ):
+        if reports:
+            say.say("r0", url="http://127.0.0.1:1")
+        await gateway.knows("r0")
+        at_first = await gateway.chat()
+        await gateway.chat()
+        if reports:
+            await say.hush("r0")
+        await until(lambda: gateway.status_of("r0").standing is not None, "it is known to be out")
+        later = await gateway.chat()
+
+    assert (at_first.status, at_first.code) == (502, "replica_connect_failed")
+    assert (later.status, later.code) == (503, "no_replica_available")
+    assert later.value("retry-after")
+    assert b"r0" in later.body
+
+
 @pytest.mark.parametrize("model", [" m ", "M", "m ", "\tm"])
 async def test_mdl_03_a_name_is_taken_as_it_is_written(model: str) -> None:
     async with Fake() as a, gateway_of(a) as gateway:
@@ -76,12 +103,12 @@ async def test_mdl_05_the_list_is_of_all_live_replicas(redis_server: RedisServer
         say.say(a, model="m1", aliases=["m2"])
         say.say(b, model="m2", aliases=["m3"])
         say.say(c, model="m4")
-        limits = {"report_stale_s": 0.1, "report_dead_s": 0.3}
+        limits = {"report_stale_s": 1.0, "report_dead_s": 2.0}
         async with gateway_of(redis_url=redis_server.url, **limits) as gateway:
             await gateway.knows("a", "b", "c")
             await until(lambda: "m4" in gateway.fleet.models())
             await say.hush("c")
-            await until(lambda: "m4" not in gateway.fleet.models())
+            await until(lambda: gateway.fleet.models() == ["m1", "m2", "m3"])
             names = await listed(gateway)
             statuses = {(await gateway.chat(model="m1")).status for _ in range(10)}
             m3 = (await gateway.chat(model="m3")).status
@@ -89,6 +116,29 @@ async def test_mdl_05_the_list_is_of_all_live_replicas(redis_server: RedisServer
     assert names == ["m1", "m2", "m3"]
     assert (statuses, m3) == ({200}, 200)
     assert (len(a.asked), len(b.asked)) == (10, 1)
+
+
+@pytest.mark.parametrize("reports", [False, True])
+async def test_mdl_05_a_replica_may_serve_hundreds_of_adapters(
+    reports: bool, redis_server: RedisServer
+) -> None:
+    names = [f"adapter-{number}" for number in range(300)]
+    async with Fake(models=["m", *names]) as a, AsyncExitStack() as stack:
+        if reports:
+            told = reporting(redis_server, a, aliases=names, adapters=names)
+            await stack.enter_async_context(told)
+        listed_by_hand = () if reports else (a,)
+        gateway = await stack.enter_async_context(
+            gateway_of(*listed_by_hand, redis_url=redis_server.url)
+        )
+        await gateway.knows("a")
+        await until(lambda: gateway.fleet.knows_model(names[-1]), "they are known")
+        answer = await gateway.chat(model=names[-1])
+        await gateway.rests()
+
+        assert answer.status == 200
+        assert len(await listed(gateway)) == 301
+        assert gateway.count("warmroute_requests_total", model=names[-1]) == 1
 
 
 async def test_mdl_06_a_model_that_moves_takes_its_requests_along(

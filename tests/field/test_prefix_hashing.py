@@ -5,6 +5,7 @@ Method: bodies as clients send them, cut as the gateway cuts them, and the decis
 
 import json
 from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -190,6 +191,21 @@ def test_pfx_13_a_new_gateway_finds_placements_again_in_the_snapshots() -> None:
     again = {n: served(second, chat(f"x{n}", [say("user", f"{n} {LONG}")])) for n in homes}
 
     assert sum(again[n] == homes[n] for n in homes) >= 80
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pfx_13_where_no_cache_is_told_of_another_order_leads_to_nearly_the_same_homes(
+    seed: int,
+) -> None:
+    first, second = make_fleet("abcd"), make_fleet("abcd")
+    numbers = list(range(100))
+    homes = {n: served(first, chat(f"{n}", [say("user", f"{n} {LONG}")])) for n in numbers}
+    Random(seed).shuffle(numbers)
+
+    again = {n: served(second, chat(f"x{n}", [say("user", f"{n} {LONG}")])) for n in numbers}
+
+    assert sum(again[n] == homes[n] for n in numbers) >= 80
+    assert max(Counter(homes.values()).values()) <= 33
 
 
 @pytest.mark.parametrize("field", ["content", "model", "user"])

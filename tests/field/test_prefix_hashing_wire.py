@@ -37,6 +37,7 @@ from tests.router.core.making import chosen, make_fleet
 from tests.router.gateway.scripted_replica import Turn
 from tests.router.gateway.wire import USAGE, completion, ok, post
 from tests.waiting import until
+from warmroute.demo.processes import free_port
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 COMPLETIONS = "/v1/completions"
@@ -258,14 +259,14 @@ async def test_pfx_10_other_tools_share_what_they_have_in_common(common: int) ->
 async def test_pfx_12_a_replica_that_restarts_in_place_is_believed_empty(
     redis_server: RedisServer,
 ) -> None:
-    redis = {"redis_url": redis_server.url}
+    redis, port = {"redis_url": redis_server.url}, free_port()
     async with gateway_of(**redis, slow_start_s=0.0) as gateway:
-        async with simulated(replica_id="s", **redis) as s:
+        async with simulated(replica_id="s", port=port, **redis) as s:
             await gateway.knows("s")
             for number in range(10):
                 await talk(gateway, say(f"{number} {LONG}"))
             await until(lambda: most_known(gateway) >= 10 * len(LONG) // 64)
-            first, port = s.incarnation, int(s.url.rpartition(":")[2])
+            first = s.incarnation
         async with simulated(replica_id="s", port=port, **redis) as s:
             assert s.incarnation != first
             await until(lambda: told_by(gateway) == s.incarnation, "it reports again")

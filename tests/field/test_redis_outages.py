@@ -17,7 +17,7 @@ from tests.router.gateway.wire import chat, post
 from tests.waiting import until
 from warmroute.demo.redis_server import find_redis
 
-IMPATIENT = {"set": ["store.command_timeout_s=0.1", "store.reconnect_max_s=0.1"]}
+IMPATIENT = {"command_timeout_s": 0.1, "reconnect_max_s": 0.1}
 
 
 @asynccontextmanager
@@ -149,7 +149,10 @@ async def test_red_05_a_server_that_became_a_replica_is_left(
         redis = {"redis_url": shim.url}
         try:
             await second.start()
-            async with simulated(**settings, **redis), gateway_of(**redis, **IMPATIENT) as gateway:
+            async with (
+                simulated(**settings, **redis),
+                gateway_of(**redis, reconnect_max_s=0.1) as gateway,
+            ):
                 await gateway.knows("s")
                 shim.target_port = second.port  # of new connections; the old ones stay open
                 async with redis_server.client() as old:

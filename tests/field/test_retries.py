@@ -54,7 +54,7 @@ async def test_rty_02_a_connection_that_was_closed_at_that_moment_costs_nothing(
         executed += 1
         await saying("a")(turn)
 
-    async with Fake(close_on_reuse) as a, gateway_of(a, **UNTIRING) as gateway:
+    async with Fake(close_on_reuse) as a, gateway_of(a, reuse_race_s=20.0, **UNTIRING) as gateway:
         statuses = {(await gateway.chat()).status for _ in range(50)}
 
         assert gateway.status_of().breaker.value == "closed"

@@ -33,6 +33,7 @@ from tests.router.core.making import (
 from tests.router.gateway.scripted_replica import Turn
 from tests.router.gateway.wire import STREAM_HEAD, chunk
 from tests.waiting import until
+from warmroute.demo.processes import free_port
 
 BY_LOAD = ["prefix_load", "min_ttft", "least_loaded", "prefix_capped"]
 """Policies to which requests under way are load; others bound it otherwise, or not at all."""
@@ -83,7 +84,11 @@ async def test_stl_02_a_replica_that_no_longer_reports_is_not_taken_for_idle(
             await say.hush("a", forget=key == "gone")
             if key == "renewed":
                 await say.redis.set(KEYS.replica("a"), last, px=60_000)
-            await until(lambda: gateway.status_of("a").freshness.value == "dead")
+
+            def freshness() -> list[str]:
+                return [gateway.status_of(name).freshness.value for name in "ab"]
+
+            await until(lambda: freshness() == ["dead", "fresh"])
             statuses = {(await gateway.chat()).status for _ in range(60)}
             shares = len(a.asked), len(b.asked)
             b.play = resetting
@@ -176,8 +181,7 @@ async def begun_and_reset(turn: Turn) -> None:
 @pytest.mark.parametrize("policy", ["prefix_load", "least_loaded"])
 async def test_stl_06_failed_requests_leave_no_load_of_either_phase(policy: str) -> None:
     held, a, b = Held(), Fake(), Fake(replica_id="b")
-    async with a, b:
-        pass  # their ports are known, and nobody listens there
+    a.port, b.port = free_port(), free_port()  # where nobody listens yet
     async with gateway_of(a, policy=policy, probe_interval_s=0.0, **UNSPARING) as gateway:
         await fail_often(gateway, "unheard")
         async with a:

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from router.config import load_router_config
 from router.core.fleet import FleetState
 from router.core.request import route_request
 from router.gateway.admin import SMALL_BODY_BYTES_MAX, AdminParts, admin_app
+from router.gateway.body_reader import BodyReader
 from router.metrics import RouterMetrics
 from router.reload import LiveSettings, Settings
 from router.store.memory import MemoryStore
@@ -48,7 +50,8 @@ class Admin:
         metrics = RouterMetrics()
         metrics.attach(self.fleet, sync)
         settings = LiveSettings(Settings.read(config))
-        parts = AdminParts(settings, self.fleet, sync, metrics, clock_us)
+        self.bodies = BodyReader(config.routing)
+        parts = AdminParts(settings, self.fleet, sync, metrics, clock_us, self.bodies)
         self.client = TestClient(TestServer(admin_app(parts)))
 
     async def json(self, method: str, path: str | URL, **arguments: Any) -> Any:
@@ -69,6 +72,7 @@ class Refusal:
         self.status = response.status
         self.headers = response.headers
         self.message: str = error["message"]
+        self.code: str = error["code"]
 
 
 @pytest.fixture
@@ -76,6 +80,7 @@ async def admin() -> AsyncIterator[Admin]:
     admin = Admin()
     async with admin.client:
         yield admin
+    await admin.bodies.close()
 
 
 async def test_the_index_lists_every_route_and_no_other(admin: Admin) -> None:
@@ -356,7 +361,7 @@ async def test_a_page_of_another_origin_cannot_change_the_fleet(admin: Admin) ->
         await admin.error("DELETE", "/admin/replicas/a", headers=foreign),
     ]
 
-    assert [refusal.status for refusal in refusals] == [403, 403, 403]
+    assert {(refusal.status, refusal.code) for refusal in refusals} == {(403, "not_allowed")}
     assert (await admin.json("POST", "/admin/replicas/a/drain", headers=own))["draining"]
 
 
@@ -385,7 +390,7 @@ async def test_an_explanation_shows_the_arithmetic_and_books_nothing(admin: Admi
     first = explained[0]
     assert (first["request_id"], first["policy"], first["reason"]) == (
         "mine",
-        "prefix_load",
+        "min_ttft",
         "cold",
     )
     assert first["chosen"] in ("r1", "r2")
@@ -414,6 +419,27 @@ async def test_an_explanation_is_what_the_next_decision_will_be(admin: Admin) ->
         assert decision.replica is not None
         assert explained["chosen"] == decision.replica.replica_id
         assert explained["reason"] == decision.reason.value
+
+
+async def test_a_long_request_is_read_by_another_process_to_be_explained(admin: Admin) -> None:
+    admin.fleet.add_static(REPLICA, "a", "m", now_us=clock_us())
+    body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "x" * 400_000}]})
+    many = b'{"model":"m","prompt":[%b]}' % b",".join([b"{}"] * 10_000)
+
+    explained = await admin.json("POST", "/admin/explain", data=body)
+    reader = admin.bodies._process
+    more = await admin.json("POST", "/admin/explain?path=/v1/completions", data=many)
+
+    route = route_request("/v1/chat/completions", body.encode(), "", load_router_config().routing)
+    assert explained["prompt_tokens"] == route.prompt_tokens
+    assert (explained["chosen"], more["chosen"]) == ("a", "a")
+    assert reader is not None
+
+
+async def test_a_body_that_no_client_may_send_is_not_explained(admin: Admin) -> None:
+    refusal = await admin.error("POST", "/admin/explain", data=BytesIO(bytes(64 * 1024 * 1024 + 1)))
+
+    assert (refusal.status, refusal.code) == (413, "body_too_large")
 
 
 async def test_no_replica_is_an_explanation_too(admin: Admin) -> None:

@@ -35,7 +35,7 @@ def shown(config: RouterConfig, name: str) -> str:
 def test_nothing_given_is_all_defaults() -> None:
     config = load_router_config()
 
-    assert config.policy.name == "prefix_load"
+    assert config.policy.name == "min_ttft"
     assert config.admin.admin_host == "127.0.0.1"
     assert {row.origin for row in config.effective()} == {Origin.DEFAULT}
 

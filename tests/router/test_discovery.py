@@ -27,7 +27,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class World:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.fleet = FleetState(RoutingConfig(), build_policy("prefix_load"))
-        self.discovery = Discovery(self.fleet, interval_s=0.01, timeout_s=0.2)
+        self.discovery = Discovery(self.fleet, interval_s=0.01, timeout_s=1.0)
         self._stack = stack
 
     async def replica(self, replica_id: str, answer: Handler, model: str | None = None) -> None:
@@ -37,7 +37,7 @@ class World:
         self.fleet.add_static(f"http://127.0.0.1:{server.port}", replica_id, model, now_us=0)
 
     async def ask(self) -> None:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.3)) as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20.0)) as session:
             await self.discovery.ask_all(session)
 
 
@@ -84,7 +84,7 @@ async def test_a_replica_is_asked_with_its_own_key(world: World) -> None:
 
     await world.replica("a", answer)
     await world.ask()
-    world.discovery = Discovery(world.fleet, 1.0, 1.0, authorization=lambda: "Bearer engine")
+    world.discovery = Discovery(world.fleet, 1.0, 1.0, authorization=lambda _url: "Bearer engine")
     await world.ask()
 
     assert asked == [None, "Bearer engine"]

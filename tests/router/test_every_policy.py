@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import pytest
@@ -122,6 +123,7 @@ def test_burst_of_unrelated_requests_spreads_over_equal_replicas(name: str, seed
         assert max(picks.values()) <= 1.5 * min(picks.values())
 
 
+@cache
 def at_limits(name: str) -> list[dict[str, Any]]:
     """Return the policy's options, one at a time, at all values that it accepts at its limits."""
     accepted = []

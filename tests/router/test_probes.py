@@ -16,6 +16,7 @@ from router.gateway.config import GatewayConfig
 from router.metrics import RouterMetrics
 from router.probes import Prober
 from tests.router.gateway.running import clock_us
+from warmroute.demo.processes import free_port
 
 pytestmark = pytest.mark.live
 
@@ -27,7 +28,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def serving(handler: web.Application) -> tuple[web.AppRunner, str]:
-    runner = web.AppRunner(handler)
+    runner = web.AppRunner(handler, shutdown_timeout=0.1)  # of those that never answer
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -62,7 +63,7 @@ async def test_each_answer_is_taken_for_what_it_is(
     fleet = FleetState(RoutingConfig(probe_failures=1), build_policy("round_robin"))
     fleet.add_static(url, "a", "m", now_us=0)
     metrics = RouterMetrics()
-    config = GatewayConfig(probe_timeout_s=0.2)
+    config = GatewayConfig(probe_timeout_s=0.2 if status is None else 10.0)
     prober = Prober(fleet, metrics, lambda: config, clock_us)
 
     try:
@@ -75,8 +76,7 @@ async def test_each_answer_is_taken_for_what_it_is(
 
 
 async def test_a_port_where_nobody_listens_fails_its_probe(session: aiohttp.ClientSession) -> None:
-    runner, url = await serving(app(200))
-    await runner.cleanup()
+    url = f"http://127.0.0.1:{free_port()}"
     fleet = FleetState(RoutingConfig(probe_failures=1), build_policy("round_robin"))
     fleet.add_static(url, "a", "m", now_us=0)
     prober = Prober(fleet, RouterMetrics(), GatewayConfig, clock_us)
@@ -84,3 +84,34 @@ async def test_a_port_where_nobody_listens_fails_its_probe(session: aiohttp.Clie
     await prober.probe_all(session)
 
     assert fleet.views()[0].standing is Ineligible.EJECTED
+
+
+async def test_a_slow_health_path_is_none_that_is_dead(session: aiohttp.ClientSession) -> None:
+    asked, answer = 0, asyncio.Event()
+
+    async def health(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await answer.wait()
+        return web.Response()
+
+    served = web.Application()
+    served.router.add_get("/health", health)
+    runner, url = await serving(served)
+    fleet = FleetState(RoutingConfig(probe_failures=3), build_policy("round_robin"))
+    fleet.add_static(url, "a", "m", now_us=0)
+    config = GatewayConfig(probe_timeout_s=0.05)
+    prober = Prober(fleet, RouterMetrics(), lambda: config, clock_us)
+    try:
+        for _ in range(3):
+            answer.clear()
+            await prober.probe_all(session)
+            await prober.probe_all(session)
+            answer.set()
+            while prober.num_late:
+                await prober.probe_all(session)
+    finally:
+        await runner.cleanup()
+
+    assert asked == 3  # and not once more while one waits
+    assert fleet.views()[0].standing is None

@@ -208,3 +208,28 @@ async def test_what_is_no_number_or_name_is_refused(file: File, taken: Taken, te
 
     with pytest.raises(SettingError):
         await taken.live.reload()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_taken"),
+    [
+        ("replicas = ['http://a:1']\n", "", False),
+        ("replicas = ['http://a:1']\n", "replicas = []\n", False),
+        ("replicas = ['http://a:1']\n", "replicas = ['http://b:1']\n", True),
+        ("", "", True),
+    ],
+)
+async def test_an_emptied_file_leaves_the_replicas_as_they_are(
+    file: File, taken: Taken, before: str, after: str, is_taken: bool
+) -> None:
+    file.write(before)
+    await taken.live.reload()
+    file.write(after)
+
+    if is_taken:
+        await taken.live.reload()
+    else:
+        with pytest.raises(SettingError, match="name no replica any more"):
+            await taken.live.reload()
+
+    assert taken.live.generation == 2 + is_taken

@@ -35,7 +35,13 @@ COMMAND = (
     "import json, sys; from router.config import load_router_config; from router.serve import run; "
     "sys.exit(run(load_router_config({}, json.loads(sys.argv[1]))))"
 )
-LOCAL = {"host": "127.0.0.1", "port": 0, "admin_host": "127.0.0.1", "admin_port": 0}
+LOCAL = {
+    "host": "127.0.0.1",
+    "port": 0,
+    "admin_host": "127.0.0.1",
+    "admin_port": 0,
+    "command_timeout_s": 10.0,  # a busy machine's Redis is not frozen
+}
 
 
 class Replica:

@@ -31,3 +31,20 @@ def test_a_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         "replica 'a\\nb' is eligible, was draining",
         "replica 'a\\nb' is gone",
     ]
+
+
+def test_how_a_policy_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_router_config()
+    fleet = FleetState(config.routing, config.policy)
+    standings = Standings(fleet)
+
+    for _ in range(3):
+        for error in (ValueError("x"), ValueError("y"), KeyError("z")):
+            fleet.policy_failures.add(config.policy, error)
+        standings.look()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"policy {config.policy.name!r} failed: {error}; until it is mended such requests draw "
+        "their replica"
+        for error in ("ValueError('x')", "KeyError('z')")
+    ]

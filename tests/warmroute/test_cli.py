@@ -15,6 +15,47 @@ def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"warmroute {version('warmroute')}\n"
 
 
+def test_version_is_told_where_it_is_looked_for_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"warmroute {version('warmroute')}\n"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["config", "--fleet", "a b"],
+        ["replica", "--fleet", "a b"],
+        ["agent", "--url", "http://h:1", "--redis-url", "redis://h:1", "--fleet", "a b"],
+    ],
+)
+def test_no_side_takes_a_fleet_that_the_others_could_not_name(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 3
+
+    assert "fleet is 'a b', must be a name without" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["engine-1", "ftp://engine-1:8000", "http://", "http://h:99999"])
+def test_a_replica_gives_no_address_that_no_gateway_could_use(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replica", "--advertise-url", url]) == 3
+
+    assert "advertise_url cannot be used, expected http://" in capsys.readouterr().err
+
+
+def test_a_trace_that_is_neither_file_nor_workload_is_told_what_there_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["explain", "--trace", "conversatoin", "--request", "1"]) == 3
+
+    assert "'conversatoin' is no file, and no workload; known: conv" in capsys.readouterr().err
+
+
 def test_policies_lists_every_policy_with_its_first_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

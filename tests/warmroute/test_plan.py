@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,15 @@ LLAMA_CONFIG = {
 }
 
 
-def plan(*words: str) -> int:
+@cache
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="warmroute")
     add_plan_parser(parser.add_subparsers(required=True))
-    return run_plan(parser.parse_args(["plan", *words]))
+    return parser
+
+
+def plan(*words: str) -> int:
+    return run_plan(parser().parse_args(["plan", *words]))
 
 
 def plan_json(capsys: pytest.CaptureFixture[str], *words: str) -> Any:

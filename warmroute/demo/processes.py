@@ -7,12 +7,14 @@ PR_SET_PDEATHSIG), so neither Ctrl-C nor kill -9 of the demo leaves one behind.
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from random import SystemRandom
 
 START_TIMEOUT_S = 30.0
 """A replica imports, binds and prints its ready line in about a second; slow disks get more."""
@@ -22,17 +24,26 @@ STOP_TIMEOUT_S = 5.0
 
 _PR_SET_PDEATHSIG = 1
 
+_PORTS = range(16_000, 32_000)
+"""Below those that a kernel gives to connections (32768 and up on Linux, 49152 elsewhere): any
+connection of the machine could take one of them before it is bound."""
+
+# A place of its own for each process, as two may look for ports at the same time.
+_places = itertools.count(SystemRandom().randrange(len(_PORTS)))
+
 
 class StartError(Exception):
     """A child did not get ready; the message has its last output."""
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port of the loopback address that was free a moment ago. Raises OSError."""
+    for place in itertools.islice(_places, len(_PORTS)):
+        port = _PORTS[place % len(_PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no port of 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]} is free")
 
 
 def _die_with_parent() -> None:

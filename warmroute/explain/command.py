@@ -14,13 +14,13 @@ import msgspec
 
 from contract.options import SettingError, build_section
 from router.core.explanation import Explanation
+from router.core.policy import DEFAULT_POLICY
 from simulator.fleet_run import FleetRun
 from simulator.request import SimRequest
 from simulator.workload.catalogue import ENTRIES
 from simulator.workload.stages import StagedWorkload
 from warmroute.explain.text import explanation_text
 from warmroute.flags import add_flags, given_flags
-from warmroute.pages import DEFAULT_POLICY
 from warmroute.simulate.settings import (
     Experiment,
     SimulateSettings,
@@ -99,8 +99,13 @@ def _run(args: argparse.Namespace) -> int:
 
 def _workload_name(trace: str) -> str:
     """Return how the simulator calls it; what is no workload's name is a file's."""
-    name = trace.partition(",")[0].partition(":")[0]
-    return trace if name in ENTRIES else f"mooncake:{trace}"
+    path = trace.partition(",")[0]
+    if path.partition(":")[0] in ENTRIES:
+        return trace
+    if not Path(path).exists():
+        known = ", ".join(ENTRIES)
+        raise SettingError(f"--trace {path!r} is no file, and no workload; known: {known}")
+    return f"mooncake:{trace}"
 
 
 def _find(workload: StagedWorkload, name: str) -> SimRequest:

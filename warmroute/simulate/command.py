@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from contract.options import SettingError, build_section, option
-from router.core.policy import POLICIES
+from router.core.policy import DEFAULT_POLICY, POLICIES
 from simulator.plot import Bars, Plot
 from simulator.summary import Slo
 from warmroute.flags import add_flags, add_policies_flag, given_flags
@@ -58,7 +58,6 @@ from warmroute.workloads import workload_rows
 
 SCHEMA = 1
 DEFAULT_REPLICAS = ("4",)
-DEFAULT_POLICY = "prefix_load"
 COMPARED = ("round_robin", "least_loaded", "prefix_hash", DEFAULT_POLICY)
 """The demo's; all policies there are take some minutes on a long trace."""
 

@@ -13,7 +13,7 @@ from contract.options import SettingError, build_section, option, option_rows
 from replicas.server.config import ReplicaConfig
 from replicas.server.engine_setup import engine_settings, step_time_of
 from router.core.config import RoutingConfig, micros
-from router.core.policy import build_policy
+from router.core.policy import DEFAULT_POLICY, build_policy
 from simulator.autoscaler import AutoscaleRule
 from simulator.fleet_spec import Fault, FaultKind, FleetSpec, ReplicaSpec, Timing
 from simulator.routing import parse_choice
@@ -121,7 +121,7 @@ class Experiment:
     """One run in words. ``seed`` None leaves everything as the workload says."""
 
     workload: str
-    policy: str = "prefix_load"
+    policy: str = DEFAULT_POLICY
     replicas: tuple[str, ...] = ("4",)
     gateways: int = 1
     timing: TimingSettings = field(default_factory=TimingSettings)

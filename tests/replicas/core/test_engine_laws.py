@@ -18,6 +18,7 @@ from replicas.core.engine import Engine
 from replicas.core.scheduler import NeverFitsError, StepPlan
 from replicas.core.scheduler_config import Admission, Batching, SchedulerConfig, SchedulingPolicy
 from replicas.core.sequence import Sequence, SequenceStatus
+from tests.examples import examples
 from tests.replicas.core import drive
 
 BLOCK_SIZE = 2
@@ -297,5 +298,5 @@ class AnyTraffic(RuleBasedStateMachine):
             assert written[:end] == list(sequence.tokens[:end])
 
 
-AnyTraffic.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AnyTraffic.TestCase.settings = settings(max_examples=examples(1.5), stateful_step_count=40)
 TestAnyTraffic = pytest.mark.timeout(300)(AnyTraffic.TestCase)

@@ -10,6 +10,7 @@ from replicas.core.engine_stats import Progress
 from replicas.core.scheduler import NeverFitsError, StepPlan
 from replicas.core.scheduler_config import SchedulerConfig
 from replicas.core.step_time import FixedStepTime
+from tests.examples import examples
 from tests.replicas.core import drive
 from tests.replicas.core.test_leaping import (
     ABORTS,
@@ -82,7 +83,7 @@ def assert_just_now(progress: Progress, now_us: int) -> None:
     assert all(each.finished_us == now_us for each in progress.finished)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(2))
 @given(CONFIGS, st.lists(ARRIVALS, max_size=10), st.booleans())
 def test_tokens_and_ends_are_told_when_they_happen(
     config: SchedulerConfig, arrivals: list[Arrival], time_events: bool

@@ -15,6 +15,7 @@ from replicas.core.scheduler import NeverFitsError, StepPlan
 from replicas.core.scheduler_config import Admission, Batching, SchedulerConfig, SchedulingPolicy
 from replicas.core.sequence import Sequence
 from replicas.core.step_time import FixedStepTime, StepLoad, StepTime
+from tests.examples import examples
 from tests.replicas.core import drive
 
 LATER_US = 10_000_000
@@ -187,7 +188,7 @@ def position(each: Sequence) -> int:
     return 7 + len(each.tokens) % 2
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(3))
 @given(CONFIGS, st.lists(ARRIVALS | ARRIVALS | ABORTS, max_size=14), st.data())
 def test_advancing_is_stepping(
     config: SchedulerConfig, arrivals: list[Arrival], data: st.DataObject

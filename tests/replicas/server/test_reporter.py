@@ -35,7 +35,7 @@ KEYS = RedisLayout("tests")
 
 
 def settings(server: RedisServer, **more: Any) -> dict[str, Any]:
-    fast = {"report_interval_ms": 10, "redis_retry_ms": 10, "redis_timeout_ms": 200}
+    fast = {"report_interval_ms": 10, "redis_retry_ms": 10, "redis_timeout_ms": 10_000}
     names = {"redis_url": server.url, "fleet": "tests", "replica_id": "r1"}
     return {**fast, **names, **more}
 
@@ -321,7 +321,7 @@ async def test_a_gateway_that_hashes_bytes_finds_the_engines_blocks(
 async def test_redis_that_was_away_costs_a_gap_and_no_truth(
     redis_server: RedisServer, start: Start, http: aiohttp.ClientSession
 ) -> None:
-    replica = await start(**settings(redis_server), kv_blocks=60)
+    replica = await start(**settings(redis_server, redis_timeout_ms=200), kv_blocks=60)
     async with redis_server.client() as redis:
         reader = Reader(redis)
         await complete(http, replica, "before " * 40)

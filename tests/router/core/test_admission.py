@@ -10,7 +10,15 @@ from router.core.config import RoutingConfig
 from router.core.decision import Decision
 from router.core.health import AttemptOutcome
 from router.core.reason import Reason
-from tests.router.core.making import SECOND, chosen, lease_of, make_fleet, make_request
+from tests.router.core.making import (
+    MODEL,
+    SECOND,
+    chosen,
+    lease_of,
+    make_fleet,
+    make_report,
+    make_request,
+)
 
 CONFIG = RoutingConfig(queue_max=4, queue_timeout_s=1.0)
 
@@ -28,7 +36,7 @@ class AnyQueue(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = AdmissionQueue(CONFIG)
+        self.queue = AdmissionQueue(CONFIG, line_of=lambda model: model)
         self.waiting: list[Ticket] = []
         self.now_us = 0
 
@@ -76,7 +84,7 @@ TestAnyQueue = AnyQueue.TestCase
 
 def test_queued_request_gets_the_slot_that_a_lease_gives_back() -> None:
     fleet = make_fleet("a", in_flight_max=1)
-    queue = AdmissionQueue(CONFIG)
+    queue = AdmissionQueue(CONFIG, fleet.line_of)
     running = lease_of(fleet.decide(make_request("1", "p"), 0))
     ticket = queue.offer(make_request("2", "p"), 0)
     early = queue.next_ready(lambda t: fleet.decide(t.request, 1, t.tried))
@@ -92,7 +100,7 @@ def test_queued_request_gets_the_slot_that_a_lease_gives_back() -> None:
 
 def test_request_whose_replicas_have_gone_leaves_the_queue_with_the_reason() -> None:
     fleet = make_fleet("a", in_flight_max=1)
-    queue = AdmissionQueue(CONFIG)
+    queue = AdmissionQueue(CONFIG, fleet.line_of)
     queue.offer(make_request("2", "p"), 0)
     fleet.remove("a")
 
@@ -100,3 +108,38 @@ def test_request_whose_replicas_have_gone_leaves_the_queue_with_the_reason() -> 
 
     assert placed is not None
     assert placed.decision.reason is Reason.NO_REPLICA
+
+
+def test_names_that_nobody_has_given_and_aliases_wait_in_one_line() -> None:
+    fleet = make_fleet("", in_flight_max=1)
+    fleet.on_report(make_report("a", aliases=["alias"]), 0, 0)
+    fleet.add_static("http://untold:1", "untold", now_us=0)
+    queue = AdmissionQueue(RoutingConfig(), fleet.line_of)
+    for model in (MODEL, "alias", *(f"invented {n}" for n in range(100))):
+        queue.offer(make_request("r", model=model), 0)
+    asked: list[Ticket] = []
+
+    def place(ticket: Ticket) -> Decision:
+        asked.append(ticket)
+        return place_never(ticket)
+
+    queue.next_ready(place)
+
+    assert [ticket.request.model for ticket in asked] == [MODEL, "invented 0"]
+    assert queue.waits("alias")
+    assert queue.waits("another")
+
+
+def test_an_adapter_that_one_replica_has_does_not_hold_up_the_others_of_its_model() -> None:
+    fleet = make_fleet("", in_flight_max=1)
+    fleet.on_report(make_report("a", aliases=["adapter"], adapters=["adapter"]), 0, 0)
+    fleet.on_report(make_report("b"), 0, 0)
+    queue = AdmissionQueue(CONFIG, fleet.line_of)
+    fleet.decide(make_request("running", model="adapter"), 0)
+    queue.offer(make_request("1", model="adapter"), 0)
+    queue.offer(make_request("2"), 0)
+
+    placed = queue.next_ready(lambda t: fleet.decide(t.request, 0, t.tried))
+
+    assert placed is not None
+    assert (placed.ticket.request.request_id, chosen(placed.decision)) == ("2", "b")

@@ -17,6 +17,7 @@ from contract.openai_api import PromptTokensDetails, Usage
 from router.core.fleet import FleetState
 from router.core.health import AttemptOutcome, BreakerState
 from router.core.reason import Reason
+from router.core.roster import REPLICAS_PER_SLICE
 from tests.router.core.making import (
     BLOCK,
     SECOND,
@@ -536,3 +537,29 @@ def test_an_adapter_has_blocks_of_its_own() -> None:
     decision = fleet.decide(make_request("1", "pqr", model="sql"), 1)
 
     assert chosen(decision) == "b"
+
+
+def test_time_passes_for_many_replicas_in_slices_between_which_the_fleet_may_change() -> None:
+    whole, sliced = (make_fleet(slow_start_s=0, breaker_failures=1) for _ in range(2))
+    for fleet in (whole, sliced):
+        for number in range(300):
+            fleet.add_static(f"http://{number}:1", f"r{number}", now_us=0)
+        for number in range(299):
+            lease_of(fleet.decide(make_request(f"{number}"), 0)).end(
+                AttemptOutcome.TRANSPORT_ERROR, 0
+            )
+    num_slices = 0
+
+    whole.tick(60 * SECOND)
+    for _ in sliced.ticking(60 * SECOND):
+        num_slices += 1
+        if num_slices == 2:
+            whole.remove("r299")
+            sliced.remove("r299")
+        lease = lease_of(sliced.decide(make_request("between"), 60 * SECOND))
+        lease.end(AttemptOutcome.CANCELLED, 60 * SECOND)
+
+    assert num_slices > 300 // REPLICAS_PER_SLICE
+    states = [[(s.view.replica_id, s.breaker) for s in fleet.views()] for fleet in (whole, sliced)]
+    assert states[0] == states[1]
+    assert {breaker for _, breaker in states[1]} <= {BreakerState.CLOSED, BreakerState.HALF_OPEN}

@@ -169,3 +169,23 @@ def test_a_snapshot_that_was_written_and_read_is_the_index_that_its_events_make(
             assert fleet.index.match(prompt, [slot]).get(slot, 0) == expected
         fleet.index.check()
     assert by_runs.index.num_bytes <= min(by_events.index.num_bytes, flat.index.num_bytes)
+
+
+def test_who_tells_of_more_than_fits_is_out_of_step_and_leaves_room_for_others() -> None:
+    fleet = make_fleet(index_entries_max=1_000)
+    for replica_id in "ab":
+        fleet.on_report(with_events(replica_id, kv_blocks_total=100), 0, 0)
+    in_step = True
+
+    for number in range(300):  # without ever removing one
+        stored: list[KvEvent] = [BlockStored([BlockHash(1_000 * number + n) for n in range(5)])]
+        in_step &= fleet.on_kv_batch("a", KvEventBatch("first", number, stored), 0)
+    honest: list[KvEvent] = [BlockStored([BlockHash(n + 1) for n in range(80)])]
+    fleet.on_kv_batch("b", KvEventBatch("first", 0, honest), 0)
+
+    believed = {status.view.replica_id: status.believed_blocks for status in fleet.views()}
+    assert not in_step
+    assert believed == {"a": 0, "b": 80}
+    snapshot = KvSnapshot("first", 299, [BlockHash(n + 1) for n in range(80)])
+    assert fleet.on_kv_snapshot("a", snapshot, 0)
+    fleet.check()

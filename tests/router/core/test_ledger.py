@@ -98,7 +98,7 @@ def test_first_byte_frees_the_tokens_and_keeps_the_request() -> None:
     assert (view.own_requests, view.own_ahead_tokens) == (1, 0)
 
 
-def test_bytes_renew_a_lease_and_silence_ends_it() -> None:
+def test_a_lease_that_nobody_renews_is_taken_back() -> None:
     ledger, view = make_ledger()
     flowing = ledger.book(view, 0, 1, now_us=0)
     silent = ledger.book(view, 0, 1, now_us=0)

@@ -6,9 +6,10 @@ import pytest
 
 from router.core.belief import Freshness
 from router.core.config import RoutingConfig
-from router.core.fleet import FleetState, ReplicaStatus
+from router.core.fleet import FleetState
 from router.core.health import AttemptOutcome
 from router.core.reason import Ineligible
+from router.core.status import ReplicaStatus
 from tests.router.core.making import (
     SECOND,
     chosen,

@@ -98,7 +98,7 @@ def test_all_excluded() -> None:
 
 def test_queue_full() -> None:
     """The queue says so itself; the shell answers Reason.QUEUE_FULL where there is no ticket."""
-    queue = AdmissionQueue(RoutingConfig(queue_max=1))
+    queue = AdmissionQueue(RoutingConfig(queue_max=1), line_of=lambda model: model)
     queue.offer(make_request("1", "p"), 0)
 
     ticket = queue.offer(make_request("2", "p"), 0)

@@ -69,7 +69,7 @@ def test_late_probes_never_take_out_a_busy_replica_whose_bytes_come() -> None:
     lease = lease_of(fleet.decide(make_request("r"), 0, {"b"}))
 
     for second in range(0, 600, 10):
-        lease.renew(second * SECOND)
+        lease.heard(second * SECOND)
         probe(fleet, "a", LATE, LATE, LATE, now_us=(second + 9) * SECOND)
 
     assert standing(fleet, "a") is None
@@ -86,12 +86,50 @@ def test_late_probes_take_out_a_replica_that_is_silent_for_long() -> None:
     assert standing(fleet, "a") is Ineligible.EJECTED
 
 
+def test_late_probes_take_out_a_frozen_replica_whose_clients_leave_and_others_come() -> None:
+    fleet = make_fleet("ab", probe_failures=3, probe_silence_s=30)
+    began_us = 500 * SECOND
+    probe(fleet, "a", ANSWERED, now_us=began_us)
+    held = None
+
+    for second in range(1, 40):
+        now_us = began_us + second * SECOND
+        if held is None or now_us - held.booked_us >= 10 * SECOND:
+            if held is not None:
+                held.end(AttemptOutcome.CANCELLED, now_us)
+            held = lease_of(fleet.decide(make_request(f"{second}"), now_us, {"b"}))
+        probe(fleet, "a", LATE, now_us=now_us)
+
+    assert standing(fleet, "a") is Ineligible.EJECTED
+
+
+def test_a_client_that_left_long_ago_is_no_silence_of_a_replica_that_answered_since() -> None:
+    fleet = make_fleet("ab", probe_failures=1, probe_silence_s=30)
+    lease_of(fleet.decide(make_request("r"), SECOND, {"b"})).end(AttemptOutcome.CANCELLED, SECOND)
+    probe(fleet, "a", ANSWERED, now_us=500 * SECOND)
+    lease_of(fleet.decide(make_request("s"), 600 * SECOND, {"b"}))
+
+    probe(fleet, "a", LATE, now_us=610 * SECOND)
+
+    assert standing(fleet, "a") is None
+
+
 def test_late_probes_take_out_a_replica_that_has_nothing_to_do() -> None:
     fleet = make_fleet("ab", probe_failures=2)
 
     probe(fleet, "a", LATE, LATE)
 
     assert standing(fleet, "a") is Ineligible.EJECTED
+
+
+def test_late_probes_say_nothing_of_a_replica_that_answers_requests() -> None:
+    fleet = make_fleet("ab", probe_failures=2)
+
+    for second in range(1, 20):
+        lease_of(fleet.decide(make_request("r"), second, {"b"})).end(AttemptOutcome.OK, second)
+        probe(fleet, "a", LATE, now_us=second)
+
+    assert standing(fleet, "a") is None
 
 
 def test_late_probes_say_nothing_of_a_replica_that_reports() -> None:
@@ -140,6 +178,22 @@ def test_the_state_changes_only_after_its_row_of_equal_results(
         if changed:
             length = 3 if row.is_out else 2
             assert counted[-length:] == [row.is_out] * length
+
+
+def test_a_probe_is_passed_when_its_answer_begins_however_long_that_is() -> None:
+    fleet = make_fleet("ab", slow_start_s=0)
+    eject(fleet, "a")
+    fleet.tick(6 * SECOND)
+    lease = lease_of(fleet.decide(make_request("r"), 6 * SECOND, {"b"}))
+    assert lease.is_probe
+    assert standing(fleet, "a") is Ineligible.EJECTED
+
+    lease.first_byte(7 * SECOND)
+    lease.pass_probe(7 * SECOND)
+
+    assert standing(fleet, "a") is None
+    lease.end(AttemptOutcome.TRANSPORT_ERROR, 9 * SECOND)  # which counts as that of any other
+    assert standing(fleet, "a") is None
 
 
 # ---- how many may be out

@@ -9,6 +9,7 @@ class Wire:
         self.is_reading = True
         self.is_closed = False
         self.unsent_bytes = 0
+        self.unsent_bytes_max = 0
 
     def write(self, data: bytes) -> None:
         if not self.is_closed:
@@ -37,4 +38,4 @@ class Wire:
         return self.unsent_bytes
 
     def set_write_buffer_limits(self, high: int) -> None:
-        pass
+        self.unsent_bytes_max = high

@@ -69,7 +69,7 @@ async def test_a_client_that_takes_nothing_is_cut_off() -> None:
     flood = Flood()
     async with (
         ScriptedReplica(flood) as replica,
-        gateway_of(replica, client_write_timeout_s=0.2, between_bytes_timeout_s=0.1) as gateway,
+        gateway_of(replica, client_write_timeout_s=1.5, between_bytes_timeout_s=1.0) as gateway,
     ):
         client = await gateway.connect(limit=1000)
         await client.send(post(chat(stream=True)))
@@ -84,11 +84,12 @@ async def test_a_paused_stream_is_not_taken_for_a_stalled_replica() -> None:
     flood = Flood()
     async with (
         ScriptedReplica(flood) as replica,
-        gateway_of(replica, between_bytes_timeout_s=0.1) as gateway,
+        gateway_of(replica, between_bytes_timeout_s=1.0) as gateway,
     ):
         client = await gateway.connect(limit=1000)
         await client.send(post(chat(stream=True)))
-        await is_held_up(flood)  # for longer than the limit between bytes
+        await is_held_up(flood)
+        await asyncio.sleep(1.2)  # longer than the limit between bytes
         answer = await client.answer()
 
     assert answer.is_whole
@@ -167,7 +168,7 @@ async def test_a_client_of_http_1_0_that_was_cut_off_does_not_take_its_part_for_
         ScriptedReplica(script) as replica,
         # The whole answer is in the gateway's own buffer, so the exchange ends before the client.
         gateway_of(
-            replica, client_write_timeout_s=0.2, write_buffer_bytes_max=100_000_000
+            replica, client_write_timeout_s=1.5, write_buffer_bytes_max=100_000_000
         ) as gateway,
     ):
         client = await gateway.connect(limit=1000)

@@ -55,6 +55,12 @@ def test_a_request_whose_fields_mean_the_same_later_can_be_continued(more: dict[
     assert why_not(CHAT_PATH, chat(**more)) is None
 
 
+def test_one_prompt_in_a_list_is_that_prompt() -> None:
+    asked = json.loads(Continuation(COMPLETION_PATH, completion(prompt=["hi"])).body(" you", 1))
+
+    assert (asked["prompt"], asked["max_tokens"]) == ("hi you", 4)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "why"),
     [
@@ -76,6 +82,8 @@ def test_a_request_whose_fields_mean_the_same_later_can_be_continued(more: dict[
         (CHAT_PATH, chat(chat_template_kwargs={"thinking": False}), NotResumed.FIELD),
         (CHAT_PATH, chat(unknown="x" * 1000), NotResumed.FIELD),
         (COMPLETION_PATH, completion(prompt=[1, 2]), NotResumed.PROMPT),
+        (COMPLETION_PATH, completion(prompt=[[1, 2]]), NotResumed.PROMPT),
+        (COMPLETION_PATH, completion(prompt=[]), NotResumed.PROMPT),
         (COMPLETION_PATH, completion(prompt=["a", "b"]), NotResumed.PROMPT),
         (CHAT_PATH, chat(messages=[]), NotResumed.PROMPT),
         (

@@ -53,6 +53,22 @@ async def test_a_draining_gateway_refuses_what_is_new_and_closes_its_connection(
     assert (ready.status, ready.code, health.status) == (503, "draining", 200)
 
 
+@pytest.mark.parametrize("part", [30, 200])
+async def test_a_request_that_is_on_its_way_at_the_end_is_answered(part: int) -> None:
+    request = post(chat("x" * 1000))
+    async with ScriptedReplica(GOOD) as replica, gateway_of(replica) as gateway:
+        client = await gateway.connect()
+        await client.send(request[:part])
+        await until(lambda: gateway.plane.stats().clients == 1)
+        stopping = asyncio.create_task(gateway.plane.stop(1))
+        answer = await client.answer()
+        client.close()
+        await stopping
+
+    assert (answer.status, answer.code, answer.value("connection")) == (503, "draining", "close")
+    assert not replica.requests
+
+
 async def test_what_runs_may_finish_and_its_connection_then_closes() -> None:
     go_on = asyncio.Event()
 
@@ -143,7 +159,7 @@ async def test_requests_beyond_a_replicas_limit_wait_and_are_served_in_order() -
 
 
 async def test_a_full_queue_refuses_and_a_long_wait_ends() -> None:
-    routing = {"in_flight_max": 1, "queue_max": 1, "queue_timeout_s": 0.1}
+    routing = {"in_flight_max": 1, "queue_max": 1, "queue_timeout_s": 1.0}
     async with (
         ScriptedReplica(never_answering) as replica,
         gateway_of(replica, routing=routing) as gateway,

@@ -5,7 +5,7 @@ The connections, the exchange and the fleet are the real ones; only the kernel i
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
@@ -19,6 +19,7 @@ from router.core.reason import Outcome
 from router.core.record import ExchangeRecord
 from router.gateway.client_connection import ClientConnection
 from router.gateway.config import GatewayConfig
+from router.gateway.credentials import read_credentials
 from router.gateway.data_plane import DataPlane
 from router.gateway.replica_connection import ReplicaConnection
 from router.metrics import RouterMetrics
@@ -197,14 +198,24 @@ def test_a_comment_does_not_end_a_prefill_and_an_event_does(bench: Bench) -> Non
     assert bench.records[0].first_byte_us == 5_000_000
 
 
-def test_bytes_that_flow_renew_the_lease(bench: Bench) -> None:
+def test_a_request_renews_its_lease_as_long_as_it_runs(bench: Bench) -> None:
+    bench.client.data_received(post(chat(stream=True)))
+    heard_us = bench.lease.replica.heard_us
+    bench.pass_time(20.0)  # for its prompt to be computed
+
+    assert bench.lease.renewed_us == 20_000_000
+    assert bench.lease.replica.heard_us == heard_us  # but it has said nothing yet
+    bench.replica.data_received(STREAM_HEAD + chunk(event("t")) + chunk(DONE) + LAST_CHUNK)
+
+
+def test_bytes_that_flow_show_that_the_replica_lives(bench: Bench) -> None:
     bench.client.data_received(post(chat(stream=True)))
     bench.replica.data_received(STREAM_HEAD + chunk(event("t")))
     bench.now_us = 30_000_000
     bench.replica.data_received(chunk(event("t")))
     bench.pass_time(1.0)
 
-    assert bench.lease.renewed_us == 30_000_000
+    assert bench.lease.replica.heard_us == 30_000_000
     bench.replica.data_received(chunk(DONE) + LAST_CHUNK)
 
 
@@ -268,6 +279,14 @@ def test_a_replica_gets_time_again_when_its_client_has_caught_up(bench: Bench) -
     assert bench.records[0].outcome is Outcome.BROKEN
 
 
+def test_an_open_connection_holds_to_another_limit_on_unsent_bytes(bench: Bench) -> None:
+    config = GatewayConfig(write_buffer_bytes_max=1234)
+
+    bench.plane.reconfigure(config, read_credentials(config), policy="", log=None)
+
+    assert bench.client_wire.unsent_bytes_max == 1234
+
+
 def test_a_client_is_cut_off_only_when_it_takes_nothing() -> None:
     bench = Bench(client_write_timeout_s=60.0)
     bench.client.data_received(post(chat(stream=True)))
@@ -310,3 +329,42 @@ def test_a_queued_request_goes_on_in_the_turn_in_which_another_ends() -> None:
 
     assert (sent_before, sent_after) == (1, 2)
     assert b"".join(other_wire.written).endswith(completion())
+
+
+class Struck:
+    """Something under way that has met its limit, and takes long to end."""
+
+    def __init__(self, passes: Callable[[], None]) -> None:
+        self._passes = passes
+        self.num_swept = 0
+
+    def on_sweep(self, _: int) -> None:
+        self._passes()
+        self.num_swept += 1
+
+
+async def test_others_have_their_turn_where_many_meet_their_limits_at_once() -> None:
+    now_us = 0
+
+    def pass_5_ms() -> None:
+        nonlocal now_us
+        now_us += 5_000
+
+    bench = Bench()
+    plane = DataPlane(
+        *(GatewayConfig(), bench.fleet, RoutingConfig(), RouterMetrics(), lambda: now_us)
+    )
+    struck = [Struck(pass_5_ms) for _ in range(10)]
+    plane.context.exchanges.update(struck)  # type: ignore[arg-type]  # it is asked no more
+    num_swept: list[int] = []
+
+    plane._on_sweep()
+    for _ in range(10):
+        num_swept.append(sum(each.num_swept for each in struck))
+        await asyncio.sleep(0)
+    assert plane._sweep is not None
+    plane._sweep.cancel()
+    bench.socket.close()
+
+    assert num_swept[0] == 2
+    assert num_swept[-1] == 10

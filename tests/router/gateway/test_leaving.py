@@ -310,12 +310,13 @@ async def test_a_client_that_has_finished_sending_gets_no_byte_before_the_head()
 
     async with (
         ScriptedReplica(script) as replica,
-        gateway_of(replica, failover=Failover.RESUME, between_bytes_timeout_s=1.0) as gateway,
+        gateway_of(replica, failover=Failover.RESUME) as gateway,
     ):
         client = await gateway.connect()
         await client.send(post(chat(stream=True, max_tokens=9)))
         await until(lambda: began_to_answer(gateway))
         client.finish_sending()
         line = await client.line()
+        client.reset()
 
     assert line == b"HTTP/1.1 100 Continue\r\n"

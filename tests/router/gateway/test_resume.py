@@ -173,6 +173,19 @@ async def test_a_stream_that_could_not_go_on_exactly_breaks_visibly(
     assert line in gateway.metrics.render().decode()
 
 
+async def test_what_is_not_read_in_turn_is_not_continued_in_turn() -> None:
+    body = chat(stream=True, max_tokens=9, stop=[[]] * 50)
+
+    answer, replica, gateway = await resumed(
+        stream_of(*BEGINNING, cut=b""), stream_of(*REST, DONE), body_items_in_turn_max=40, body=body
+    )
+
+    assert not answer.is_whole
+    assert not replica.requests
+    page = gateway.metrics.render().decode()
+    assert 'warmroute_resumes_refused_total{reason="too_large"} 1.0' in page
+
+
 async def test_off_holds_nothing_and_asks_nobody() -> None:
     answer, replica, gateway = await resumed(
         stream_of(*BEGINNING, cut=b""), stream_of(*REST, DONE), failover=Failover.OFF
@@ -380,9 +393,10 @@ async def test_a_broken_stream_of_http_1_0_goes_on_too() -> None:
 
 async def test_resumptions_are_retries_and_share_their_budget() -> None:
     none_left = {"retry_budget": 0.0, "retry_floor_per_s": 0.0}
+    not_lost = b"no size of a chunk\r\n"
 
     answer, replica, gateway = await resumed(
-        stream_of(*BEGINNING, cut=b""), stream_of(*REST, DONE), routing=none_left
+        stream_of(*BEGINNING, cut=not_lost), stream_of(*REST, DONE), routing=none_left
     )
 
     assert not answer.is_whole

@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from contract.failures import Failure
+from router.core.health import BreakerState
 from router.core.reason import Outcome
 from router.gateway.http_head import HEAD_END
+from router.serve import clock_us
 from tests.router.gateway.running import RunningGateway, gateway_of
 from tests.router.gateway.scripted_replica import (
     Script,
@@ -21,6 +23,7 @@ from tests.router.gateway.wire import (
     DONE,
     LAST_CHUNK,
     STREAM_HEAD,
+    Answer,
     chat,
     chunk,
     completion,
@@ -29,6 +32,7 @@ from tests.router.gateway.wire import (
     post,
 )
 from tests.waiting import until
+from warmroute.demo.processes import free_port
 
 RATE_LIMITED = ok(
     *(b'{"error":{"code":"rl"}}', "Retry-After: 7", "x-should-retry: false"),
@@ -55,7 +59,9 @@ async def fleet_of(
             await stack.enter_async_context(ScriptedReplica(script, "abcd"[index]))
             for index, script in enumerate(scripts)
         ]
-        gateway = await stack.enter_async_context(gateway_of(*replicas, routing=dict(routing)))
+        gateway = await stack.enter_async_context(
+            gateway_of(*replicas, routing=dict(routing), reuse_race_s=20.0)
+        )
         yield gateway, replicas
 
 
@@ -112,11 +118,9 @@ async def test_what_breaks_before_the_first_byte_is_served_by_another_replica(ba
 
 
 async def test_a_replica_that_cannot_be_reached_is_not_felt() -> None:
-    async with ScriptedReplica(GOOD) as gone:
-        url = gone.url
     async with (
         ScriptedReplica(GOOD) as replica,
-        gateway_of(url, replica) as gateway,
+        gateway_of(f"http://127.0.0.1:{free_port()}", replica) as gateway,
     ):
         answers = [await gateway.chat(f"{index}") for index in range(10)]
 
@@ -165,7 +169,67 @@ async def test_retries_end_with_their_budget() -> None:
         for _ in range(10):
             assert (await gateway.chat()).status == 502
 
-    assert hits(replicas) == 11  # one retry had been saved up
+    # One retry had been saved up; and who was on a replica when it began to fail was moved.
+    assert 11 <= hits(replicas) <= 10 + 1 + 4
+
+
+async def test_all_that_wait_on_a_replica_that_dies_are_served_by_those_that_are_well() -> None:
+    death, life = asyncio.Event(), asyncio.Event()
+
+    async def die(turn: Turn) -> None:
+        await death.wait()
+        turn.reset()
+
+    async def live(turn: Turn) -> None:
+        await life.wait()
+        await GOOD(turn)
+
+    async with fleet_of(die, live, live) as (gateway, replicas):
+        waiting = [asyncio.create_task(gateway.chat()) for _ in range(120)]
+        await until(lambda: hits(replicas) == 120, "all requests on their replicas")
+        num_lost = len(replicas[0].requests)
+        death.set()
+        await until(lambda: hits(replicas) == 120 + num_lost, "the lost ones on the others")
+        life.set()
+        statuses = [(await each).status for each in waiting]
+
+    assert num_lost > 25  # the budget of a quiet fleet has 20
+    assert statuses == [200] * 120
+
+
+async def test_a_probe_that_streams_gives_its_replica_back_to_all_when_it_begins() -> None:
+    async def lose(turn: Turn) -> None:
+        turn.reset()
+
+    finish = asyncio.Event()
+
+    async def stream_on(turn: Turn) -> None:
+        await turn.send_pieces(STREAM_HEAD, chunk(event("t")))
+        await finish.wait()
+        await turn.send_pieces(chunk(event("t")), chunk(DONE), LAST_CHUNK)
+
+    routing = {"breaker_failures": 1, "breaker_cooldown_s": 0.1, "slow_start_s": 0.0}
+    async with fleet_of(lose, GOOD, **routing) as (gateway, replicas):
+        breaker = gateway.fleet.views()[0].breaker
+        assert breaker is BreakerState.CLOSED
+        while gateway.fleet.views()[0].breaker is BreakerState.CLOSED:
+            await gateway.chat()
+        replicas[0].script = stream_on
+        streams: list[asyncio.Task[Answer]] = []
+
+        def is_back() -> bool:
+            gateway.fleet.tick(clock_us())
+            if gateway.fleet.views()[0].breaker is BreakerState.HALF_OPEN and not streams:
+                streams.append(asyncio.create_task(gateway.chat(stream=True)))
+            return gateway.fleet.views()[0].breaker is BreakerState.CLOSED
+
+        await until(is_back, "the replica back")
+        own = gateway.fleet.views()[0].view.own_requests
+        finish.set()
+        answers = [await stream for stream in streams]
+
+    assert own == 1  # the probe is still under way
+    assert [answer.is_whole for answer in answers] == [True]
 
 
 async def test_nothing_is_sent_again_after_the_first_byte() -> None:
@@ -237,7 +301,7 @@ async def test_a_reused_connection_lost_long_after_the_request_is_a_failure() ->
 async def test_connections_are_reused_newest_first_and_closed_when_old() -> None:
     async with (
         ScriptedReplica(GOOD) as replica,
-        gateway_of(replica, replica_idle_s=0.05) as gateway,
+        gateway_of(replica, replica_idle_s=1.0) as gateway,
     ):
         for _ in range(5):
             await gateway.chat()
@@ -387,10 +451,39 @@ async def test_a_kept_connection_that_was_closed_is_counted() -> None:
         else:
             turn.close()
 
-    async with ScriptedReplica(answers_once) as replica, gateway_of(replica) as gateway:
+    async with (
+        ScriptedReplica(answers_once) as replica,
+        gateway_of(replica, reuse_race_s=20.0) as gateway,
+    ):
         statuses = [(await gateway.chat()).status for _ in range(2)]
         page = gateway.metrics.render().decode()
 
     assert statuses == [200, 200]
     assert "warmroute_stale_connections_total 1.0" in page
     assert [r.values("x-request-id")[0][-2:] for r in replica.requests][2] == "-2"
+
+
+async def test_a_burst_of_one_id_does_not_come_back_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn_by: list[str] = []
+
+    async def resetting(turn: Turn) -> None:
+        turn.reset()
+
+    def drawn(_: int, request_id: str, __: object) -> int:
+        drawn_by.append(request_id)
+        return 0
+
+    monkeypatch.setattr("router.gateway.actions.backoff_us", drawn)
+    async with (
+        ScriptedReplica(resetting) as a,
+        ScriptedReplica(answering(ok(b"{}")), "b") as b,
+        gateway_of(a, b, routing={"breaker_failures": 1000}) as gateway,
+    ):
+        for _ in range(4):
+            await gateway.chat("hi", "x-request-id: the-same")
+        for index, record in enumerate(gateway.records):
+            record.request_id += str(index)  # which are otherwise known to be of one request each
+
+    assert len(set(drawn_by)) == len(drawn_by) > 1

@@ -58,12 +58,47 @@ def test_paths_that_clients_invent_make_no_labels_and_no_entries() -> None:
     routes = Routes(GatewayConfig())
 
     labels = {
-        routes.match(f"FOO{index}", f"{prefix}{index}").label
+        routes.match("GET", f"{prefix}{index}").label
         for index in range(1000)
         for prefix in ("/", "/v1/", "/v1/models/")
     }
 
     assert labels == {OTHER, UNMATCHED}
+    assert not routes._known
+
+
+def test_methods_that_clients_invent_make_no_entries() -> None:
+    routes = Routes(GatewayConfig())
+
+    for index in range(1000):
+        for path in (CHAT, "/health", "/v1/embeddings"):
+            assert routes.match(f"FOO{index}", path).refusal is not None
+
+    assert not routes._known
+
+
+ADAPTERS = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *ADAPTERS,
+        *("/v1/load%5FlorA_adapter", "/v1//load_lora_adapter/", "/v1/x/unload_lora_adapter"),
+    ],
+)
+def test_one_replica_is_not_made_to_differ_from_its_peers(path: str) -> None:
+    match = Routes(GatewayConfig()).match("POST", path)
+
+    assert match.refusal is not None
+    assert match.refusal.failure is Failure.NOT_FOUND
+
+
+def test_adapters_are_loaded_through_the_gateway_where_that_is_asked_for() -> None:
+    routes = Routes(GatewayConfig(proxied_paths=("/v1/", ADAPTERS[0])))
+
+    assert routes.match("POST", ADAPTERS[0]).route is Route.REPLICA
+    assert routes.match("POST", ADAPTERS[1]).route is None
 
 
 @pytest.mark.parametrize(
@@ -75,6 +110,7 @@ def test_paths_that_clients_invent_make_no_labels_and_no_entries() -> None:
         {"session_header": "X-Api-Key"},
         {"probe_path": "health"},
         {"proxied_paths": ("v1/",)},
+        {"host": "unix:"},
     ],
     ids=str,
 )

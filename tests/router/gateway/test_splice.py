@@ -9,6 +9,7 @@ import re
 from enum import Enum
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,6 +179,19 @@ def test_what_cannot_be_continued_after_is_passed_on_and_remembered(event: bytes
 
     assert reader.body == event + DONE
     assert splice.why_unfit in (NotResumed.CONTENT, NotResumed.UNREADABLE)
+
+
+@pytest.mark.parametrize("alive", [b": ping\n", b"\n", b":\r\n", b"\r\n: a\n: b\n"])
+def test_what_keeps_a_connection_alive_waits_for_no_event(alive: bytes) -> None:
+    client = Reader()
+    splice = splice_of(client, ["a"])
+
+    splice.take(alive)
+    assert client.body == alive
+    splice.take(b'data: {"choices":[]}\n\n' + alive + b": not yet who")
+    assert client.body.endswith(alive)
+    splice.take(b"le\n")
+    assert client.body.endswith(b": not yet whole\n")
 
 
 def test_tokens_are_counted_by_the_streams_own_usage_where_it_has_one() -> None:

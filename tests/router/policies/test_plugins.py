@@ -12,7 +12,7 @@ import pytest
 from contract.options import SettingError
 from router.config import load_router_config
 from router.core import policy as registry
-from router.core.policy import POLICIES, build_policy
+from router.core.policy import DEFAULT_POLICY, POLICIES, build_policy
 from router.policies.plugins import GROUP, load_plugins
 from tests.router.policies.making import request, view
 from warmroute.pages import policies_markdown, policies_text
@@ -124,6 +124,19 @@ def test_the_example_of_the_page_works_as_it_stands(install: Install) -> None:
             "mine = plugin_nameless:Last",
             "name",
         ),
+        (
+            "plugin_undecorated",
+            SOURCE.replace("@dataclass(frozen=True)", ""),
+            "mine = plugin_undecorated:Last",
+            "put @dataclass(frozen=True) before it",
+        ),
+        (
+            "plugin_unitless",
+            SOURCE.replace("Policy", "CostPolicy").replace("choose(self", "cost(self"),
+            "mine = plugin_unitless:Last",
+            "has a cost without a unit",
+        ),
+        ("plugin_exits", "raise SystemExit(2)", "mine = plugin_exits:Mine", "SystemExit: 2"),
     ],
 )
 def test_a_policy_that_cannot_be_loaded_says_why_when_it_is_chosen(
@@ -134,7 +147,15 @@ def test_a_policy_that_cannot_be_loaded_says_why_when_it_is_chosen(
     assert f"'mine' of the package {module!r} cannot be loaded" in policies_text()
     with pytest.raises(SettingError, match=re.escape(found)):
         load_router_config(flags={"policy": "mine"})
-    assert load_router_config().policy.name == "prefix_load"
+    assert load_router_config().policy.name == DEFAULT_POLICY
+
+
+def test_a_policy_without_a_description_is_listed(install: Install) -> None:
+    source = SOURCE + "\n\nclass Mute(Last):\n    name = 'mute'\n"
+
+    install("plugin_mute", source, "mute = plugin_mute:Mute")
+
+    assert "mute  " in policies_text()
 
 
 def test_a_policy_with_a_name_that_is_taken_does_not_replace_the_other(install: Install) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from contract.options import SettingError
 from router.core.policy import build_policy
-from router.policies.hash_ring import walk_ring
+from router.policies.hash_ring import hash_text, points_of, walk_ring
 from router.policies.least_loaded import LeastLoaded
 from router.policies.prefix_capped import PrefixCapped, Tie
 from router.policies.prefix_hash import Key, Placement, PrefixHash
@@ -96,6 +96,29 @@ def test_the_walk_round_the_ring_meets_each_replica_once_from_its_home_on() -> N
 
     assert all(sorted(walk) == ["a", "b", "c"] for walk in walks)
     assert {walk[0] for walk in walks} == {walk[1] for walk in walks} == {"a", "b", "c"}
+
+
+def test_the_walk_is_that_round_a_ring_of_the_replicas_points() -> None:
+    """A ring made and walked point by point."""
+    ids = ("a", "b\ud800", "c")
+    ring = sorted((hash_text(f"{name}\0{n}"), name) for name in ids for n in range(8))
+
+    for key in (0, *(point + off for point, _ in ring for off in (-1, 0, 1)), 2**64 - 1):
+        from_key_on = [name for point, name in ring if point >= key]
+        met = dict.fromkeys([*from_key_on, *(name for _, name in ring)])
+        assert list(walk_ring(key, ids, points=8)) == list(met)
+        assert list(walk_ring(key, ids[::-1], points=8)) == list(met)
+
+
+def test_replicas_that_come_and_go_cost_no_new_ring() -> None:
+    ids = [f"r{n}" for n in range(24)]
+    sets = [tuple(name for name in ids if name != left_out) for left_out in ids]
+    before = points_of.cache_info().misses
+
+    for some in sets:
+        next(walk_ring(5, some, points=99))
+
+    assert points_of.cache_info().misses - before == len(ids)
 
 
 def test_prefix_hash_moves_only_the_keys_of_a_replica_that_left() -> None:

@@ -3,6 +3,7 @@
 Values are written as replicas write them; what comes back is compared with what was written.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ from tests.router.store.reports import (
     write_events,
     write_snapshot,
 )
+
+READ_MAX = 300
 
 
 class Clock:
@@ -69,12 +72,15 @@ class Case:
 async def case(request: pytest.FixtureRequest) -> AsyncIterator[Case]:
     clock = Clock()
     if request.param == "memory":
-        memory = MemoryStore(StoreConfig(), clock)
+        memory = MemoryStore(StoreConfig(kv_batches_per_read_max=READ_MAX), clock)
         yield Case(memory, MemoryReplicas(memory), clock)
         return
     server: RedisServer = request.getfixturevalue("redis_stopped")
     await server.start()
-    store = RedisStore(StoreConfig(redis_url=server.url, command_timeout_s=10.0), clock)
+    config = StoreConfig(
+        redis_url=server.url, command_timeout_s=10.0, kv_batches_per_read_max=READ_MAX
+    )
+    store = RedisStore(config, clock)
     async with redis_replicas(server) as replicas:
         yield Case(store, replicas, clock)
     await store.close()
@@ -146,7 +152,7 @@ async def test_a_replica_that_comes_back_is_present_with_a_fresh_age(case: Case)
         encode_report(report("a", url="http://127.0.0.1")),
         encode_report(report("a", model="m" * 10_000)),
         encode_report(report("a", model="line\nbreak")),
-        encode_report(report("a", aliases=[str(n) for n in range(1000)])),
+        encode_report(report("a", aliases=[str(n) for n in range(2000)])),
     ],
 )
 async def test_an_unsound_report_is_an_error_of_its_replica_only(case: Case, data: bytes) -> None:
@@ -214,6 +220,23 @@ async def test_events_come_in_order_and_once(case: Case) -> None:
 
     assert first == [batch(0, [1]), batch(1, [2])]
     assert second == [batch(2, [3])]
+
+
+async def test_after_a_pause_one_read_brings_no_more_than_it_may_and_of_each_replica(
+    case: Case,
+) -> None:
+    ids = [f"r{number}" for number in range(8)]
+    batches = [batch(number) for number in range(50)]
+    for replica_id in ids:
+        await case.store.resync(replica_id)
+        await write_events(case.replicas, replica_id, *batches)
+
+    first, second = [await case.store.read_events(ids) for _ in range(2)]
+
+    assert Counter(each.replica_id for each in first.batches) == dict.fromkeys(ids, READ_MAX // 8)
+    for replica_id in ids:
+        both = [*first.batches, *second.batches]
+        assert [each.batch for each in both if each.replica_id == replica_id] == batches
 
 
 async def test_no_events_are_an_answer_too(case: Case) -> None:

@@ -78,7 +78,7 @@ async def test_nobody_listens(redis_stopped: RedisServer) -> None:
 
 
 async def test_a_frozen_server_costs_the_timeout_and_no_more(redis_server: RedisServer) -> None:
-    store = store_at(redis_server.url, SHORT_S)
+    store = store_at(redis_server.url, timeout_s=1.0)
     await store.read()
     await store.resync("a")
     redis_server.freeze()

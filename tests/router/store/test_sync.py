@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -16,15 +17,16 @@ from contract.blocks import root_hash
 from contract.load_report import GatewayReport
 from router.core.belief import Freshness
 from router.core.config import RoutingConfig
-from router.core.fleet import FleetState, ReplicaStatus
+from router.core.fleet import FleetState
 from router.core.policy import build_policy
 from router.core.reason import Ineligible
+from router.core.status import ReplicaStatus
 from router.core.view import RouteRequest
 from router.store.config import StoreConfig
 from router.store.memory import MemoryStore
 from router.store.redis import RedisStore
 from router.store.seam import Store, StoreFault, StoreRead, StoreState
-from router.store.sync import FleetSync
+from router.store.sync import REPORTS_PER_TURN, FleetSync
 from tests.redis_server import RedisServer
 from tests.router.store.reports import (
     LAYOUT,
@@ -220,7 +222,7 @@ async def test_a_retired_gateways_load_goes_at_once(redis_server: RedisServer) -
     async with redis_replicas(redis_server) as replicas:
         async with on_redis(redis_server, gateway_id="second") as second:
             await until(lambda: second.sync.counts.reads > 1)
-        config = StoreConfig(redis_url=redis_server.url)
+        config = StoreConfig(redis_url=redis_server.url, command_timeout_s=10.0)
         store = RedisStore(config, clock_us)
         stopping = World(store, config, "second")
 
@@ -459,3 +461,18 @@ async def test_the_loops_end_wherever_they_are_cancelled(redis_server: RedisServ
         _, pending = await asyncio.wait([task], timeout=10)
         await store.close()
         assert not pending, turns
+
+
+async def test_many_reports_are_taken_in_a_few_at_a_time() -> None:
+    config = StoreConfig(**FAST)  # type: ignore[arg-type]
+    store = MemoryStore(config, clock_us)
+    await write(MemoryReplicas(store), *(report(f"r{number}") for number in range(300)))
+    world = World(store, config)
+    known = [0]
+
+    async with world.running():
+        while known[-1] < 300:
+            await asyncio.sleep(0)
+            known.append(len(world.fleet.views()))
+
+    assert max(after - before for before, after in pairwise(known)) <= REPORTS_PER_TURN

@@ -11,6 +11,7 @@ ROWS: tuple[Row, ...] = (WORTH, CLIENTS, FLEET, DECISIONS, GATEWAY)
 
 NOT_SHOWN: dict[str, str] = {
     "warmroute_build_info": "the list of gateways is made of it; as a panel it never changes",
+    "warmroute_policy_failures_total": "the log says once which policy failed, and how",
     "warmroute_replica_breaker_state": "'Held back' and 'Replicas' say what follows from it",
     "warmroute_replica_foreign_requests": "running and waiting requests say it in engines' words",
     "warmroute_store_reads_total": "its rate is a setting; 'Store' and 'Store faults' say the rest",

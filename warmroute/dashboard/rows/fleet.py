@@ -164,7 +164,11 @@ FLEET = Row(
         Panel(
             "Prefill speed reckoned with",
             Unit.TOKENS_PER_S,
-            (Query(_by_replica("min", "warmroute_replica_prefill_tokens_per_s"), "{{replica}}"),),
+            (
+                Query(
+                    _by_replica("min", "warmroute_replica_prefill_tokens_per_second"), "{{replica}}"
+                ),
+            ),
             "Reported, learned or configured, over the slowdown; a cost in seconds is only as "
             "right as this.",
             "near what an engine reaches under load; equal on equal hardware",
