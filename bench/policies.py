@@ -35,7 +35,7 @@ STEP_TOKENS = 8_192
 NUM_SEQUENCES = 256
 STEP_TIME = FixedStepTime(prefill_us=100_000, decode_us=20_000)
 
-OURS_HERE = "min_ttft:step_share=1,eviction=2"
+OURS_HERE = "min_ttft:step_share=1,eviction=6,crowding=0"
 """Ours, told what these steps are like: of one price for any number of tokens, so a prefill delays
 those running only by the step that it needs, and its room in a cache is what is left to weigh."""
 

@@ -40,7 +40,6 @@ _CHANCE = "two seeds; the difference is smaller than theirs"
 
 REASONS: dict[tuple[str, str], str] = {
     ("conversation", "over"): _OVERLOAD,
-    ("synthetic", "over"): _OVERLOAD,
     ("llm-d 37", "knee"): _CROWDED,
     ("llm-d 37", "over"): _CROWDED,
     ("llm-d 73", "half"): _CHANCE,
@@ -49,19 +48,17 @@ REASONS: dict[tuple[str, str], str] = {
     ("kubeai", "knee"): _SMALL,
     ("kubeai", "over"): _SMALL,
     ("azure-code", "half"): _UNSHARED,
-    ("azure-conv", "knee"): _UNSHARED,
     ("azure-conv", "over"): _UNSHARED,
     ("hot", "half"): _ALIKE,
     ("hot", "knee"): _ALIKE,
     ("hot", "over"): _ALIKE,
     ("zipf", "knee"): _CHANCE,
+    ("zipf", "over"): _CHANCE,
     ("multiturn", "over"): _OVERLOAD,
+    ("stale-10", "half"): _CHANCE,
+    ("stale-10", "knee"): _CHANCE,
     ("stale-10", "over"): _CHANCE,
     ("stale-1000", "over"): _OLD_NEWS,
-    ("one-slow", "over"): (
-        "its wait for memory moves requests to the slow replica, whose cache is less full because "
-        "less is sent there (inferred)"
-    ),
 }
 """Why ours loses a cell, by weather and load; the page says "not explained" where none is."""
 

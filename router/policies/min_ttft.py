@@ -19,11 +19,12 @@ class MinTtft(CostPolicy):
         tokens       = ahead + uncached
         rounding     = step_share * (ceil(tokens / step_tokens) * step_tokens - tokens)
         interference = interference * sqrt(n + 1) * uncached
+        crowding     = crowding * ahead / (ahead + crowding_tokens) * uncached
         eviction     = eviction * uncached
         requests     = request_tokens * n
         memory       = kv_pressure_s * k / (1 - k)
-        cost         = (ahead + uncached + rounding + interference + eviction + requests) / speed
-                       + memory
+        cost         = (ahead + uncached + rounding + interference + crowding + eviction
+                       + requests) / speed + memory
 
     Unit: seconds. ``ahead``: tokens accepted there and not yet computed; ``uncached``: this
     prompt's tokens that are not cached there; ``speed``: the replica's prefill tokens per second;
@@ -32,6 +33,11 @@ class MinTtft(CostPolicy):
     steps, by every sequence running there; so that alone grows with n, by the root, in which this
     request counts too: else to wait for a prefix that is being computed would cost the same as to
     compute it again, and the siblings of a burst would scatter.
+
+    Who joins a queue delays all that come before it is empty, and the longer it is, the more these
+    are: ``crowding``. So where all replicas have queues, a prefix is computed again more seldom
+    than where one of them is idle; and where nothing is shared, the length of a queue weighs more
+    than the number of those that run.
 
     An engine answers at the end of a step. ``step_share`` of a full step's time is there whatever
     the step computes (both as the replica reports); where it is 1, a step with room costs a
@@ -42,8 +48,8 @@ class MinTtft(CostPolicy):
     one of them ends, however little is ahead: ``memory``, which is next to nothing before that.
 
     A prompt of 2,100 tokens, of which the warm replica holds 2,000 and has 2 requests with 1,000
-    tokens ahead, at 8,000 tokens/s: warm (1,000 + 100 + 213 + 52 + 200) / 8,000 = 0.196 s, an
-    idle cold one (2,100 + 183 + 630) / 8,000 = 0.364 s, so warm. With 2,500 ahead 0.377 s, so it
+    tokens ahead, at 8,000 tokens/s: warm (1,000 + 100 + 213 + 52 + 23 + 200) / 8,000 = 0.198 s, an
+    idle cold one (2,100 + 183 + 630) / 8,000 = 0.364 s, so warm. With 2,500 ahead 0.383 s, so it
     spreads.
 
     Failure mode: where answers are long and prefill is cheap, requests weigh too little and one
@@ -51,8 +57,8 @@ class MinTtft(CostPolicy):
     for an engine that computes less in a step and does not tell. Source: ahead plus uncached is the
     cost of NVIDIA Dynamo's KV router and of Preble (Srivatsa et al., 2024), without their weights;
     the root, and the weight 1 of what is ahead, are from this project's own studies: discounts on
-    it fail on a hot prefix. Beside ``prefix_load``, which it is where both are 0, it knows
-    ``step_share`` and ``kv_pressure_s``.
+    it fail on a hot prefix. Beside ``prefix_load``, which it is where all three are 0, it knows
+    ``step_share``, ``crowding`` and ``kv_pressure_s``.
     """
 
     name: ClassVar[str] = "min_ttft"
@@ -76,11 +82,17 @@ class MinTtft(CostPolicy):
     interference: float = option(
         0.3, "", "how much a prefill costs the requests already there; 0: only its own time"
     )
+    crowding: float = option(
+        0.9, "", "how much a prefill costs those that come while there is a long queue; 0: nothing"
+    )
+    crowding_tokens: int = option(
+        3_000, "tokens", "queue from which on a prefill costs half of that: a few usual prompts"
+    )
     eviction: float = option(
         0.0,
         "",
         "what the room of a prefill in the cache is worth, its own time being 1; above 0 only "
-        "where caches are much too small",
+        "where caches are much too small, or a step costs the same whatever it computes",
     )
     kv_pressure_s: float = option(
         0.01, "s", "wait that a cache half held by sequences stands for; 16 times that at 94 %"
@@ -91,25 +103,29 @@ class MinTtft(CostPolicy):
 
     def __post_init__(self) -> None:
         check_shares(self, "step_share")
-        if self.step_tokens < 1:
-            raise ValueError(f"step_tokens is {self.step_tokens}, must be 1 or more")
-        check_not_negative(self, "interference", "eviction", "kv_pressure_s", "request_tokens")
+        for name in ("step_tokens", "crowding_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be 1 or more")
+        names = ("interference", "crowding", "eviction", "kv_pressure_s", "request_tokens")
+        check_not_negative(self, *names)
 
     def cost(self, request: RouteRequest, replica: ReplicaView) -> float:
         return self.costs(request, (replica,))[0]
 
     def terms(self, request: RouteRequest, replica: ReplicaView) -> Mapping[str, float]:
-        uncached_tokens = request.uncached_tokens(replica)
-        tokens = replica.ahead_tokens + uncached_tokens
+        ahead_tokens, uncached_tokens = replica.ahead_tokens, request.uncached_tokens(replica)
+        tokens = ahead_tokens + uncached_tokens
         step_tokens = replica.step_tokens or self.step_tokens
         step_share = self.step_share if replica.step_share is None else replica.step_share
         room_tokens = ceil(tokens / step_tokens) * step_tokens - tokens
+        crowd = ahead_tokens / (ahead_tokens + self.crowding_tokens)
         requests = replica.requests
         parts = {
-            "ahead": replica.ahead_tokens,
+            "ahead": ahead_tokens,
             "prefill": uncached_tokens,
             "rounding": step_share * room_tokens,
             "interference": self.interference * sqrt(requests + 1) * uncached_tokens,
+            "crowding": self.crowding * crowd * uncached_tokens,
             "eviction": self.eviction * uncached_tokens,
             "requests": self.request_tokens * requests,
         }
@@ -122,19 +138,23 @@ class MinTtft(CostPolicy):
         assumed_tokens, assumed_share = self.step_tokens, self.step_share
         interference, request_tokens = self.interference, self.request_tokens
         eviction, kv_pressure_s = self.eviction, self.kv_pressure_s
+        crowding, crowding_tokens = self.crowding, self.crowding_tokens
         costs = []
         for replica in eligible:
             requests = replica.own_requests + replica.foreign_requests
             uncached_tokens = prompt_tokens
             if replica.slot in matched_tokens:
                 uncached_tokens -= matched_tokens[replica.slot]
-            tokens = replica.own_ahead_tokens + replica.foreign_ahead_tokens + uncached_tokens
+            ahead_tokens = replica.own_ahead_tokens + replica.foreign_ahead_tokens
+            tokens = ahead_tokens + uncached_tokens
+            weight = interference * sqrt(requests + 1) + eviction
+            weight += crowding * ahead_tokens / (ahead_tokens + crowding_tokens)
             share = replica.step_share
             room_tokens = -tokens % (replica.step_tokens or assumed_tokens)  # of the last step
             parts = (
                 tokens
                 + (assumed_share if share is None else share) * room_tokens
-                + (interference * sqrt(requests + 1) + eviction) * uncached_tokens
+                + weight * uncached_tokens
                 + request_tokens * requests
             )
             memory_s = kv_pressure_s * replica.kv_pressure

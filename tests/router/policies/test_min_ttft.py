@@ -18,11 +18,11 @@ WHOLE_STEPS = MinTtft(step_share=1.0)
 @pytest.mark.parametrize(
     ("name", "requests", "ahead_tokens", "tokens"),
     [
-        ("a", 2, 1000, (1000, 100, 212.76, 51.96, 0, 200)),
-        ("a", 2, 8092, (8092, 100, 0, 51.96, 0, 200)),  # 8,192 together: the step is just full
-        ("a", 2, 8093, (8093, 100, 245.73, 51.96, 0, 200)),
-        ("b", 0, 0, (0, 2100, 182.76, 630, 0, 0)),
-        ("b", 8, 20_000, (20_000, 2100, 74.28, 1890, 0, 800)),
+        ("a", 2, 1000, (1000, 100, 212.76, 51.96, 22.5, 0, 200)),
+        ("a", 2, 8092, (8092, 100, 0, 51.96, 65.66, 0, 200)),  # 8,192: the step is just full
+        ("a", 2, 8093, (8093, 100, 245.73, 51.96, 65.66, 0, 200)),
+        ("b", 0, 0, (0, 2100, 182.76, 630, 0, 0, 0)),
+        ("b", 8, 20_000, (20_000, 2100, 74.28, 1890, 1643.48, 0, 800)),
     ],
 )
 def test_terms_are_tokens_over_speed(
@@ -31,7 +31,8 @@ def test_terms_are_tokens_over_speed(
     terms = MinTtft().terms(PROMPT, view(name, requests, ahead_tokens=ahead_tokens))
 
     assert list(terms) == [
-        *("ahead", "prefill", "rounding", "interference", "eviction", "requests", "memory")
+        *("ahead", "prefill", "rounding", "interference", "crowding"),
+        *("eviction", "requests", "memory"),
     ]
     assert [8000 * term for term in terms.values()] == pytest.approx((*tokens, 0), abs=0.01)
 
@@ -77,9 +78,23 @@ def test_the_warm_replica_is_left_when_waiting_costs_more_than_computing_again(
 def test_the_costs_of_its_docstring() -> None:
     cost = MinTtft().cost
 
-    assert cost(PROMPT, view("a", 2, ahead_tokens=1000)) == pytest.approx(0.196, abs=0.001)
+    assert cost(PROMPT, view("a", 2, ahead_tokens=1000)) == pytest.approx(0.198, abs=0.001)
     assert cost(PROMPT, view("b")) == pytest.approx(0.364, abs=0.001)
-    assert cost(PROMPT, view("a", 2, ahead_tokens=2500)) == pytest.approx(0.377, abs=0.001)
+    assert cost(PROMPT, view("a", 2, ahead_tokens=2500)) == pytest.approx(0.383, abs=0.001)
+
+
+def test_where_all_have_queues_a_prefix_is_computed_again_later_than_where_one_is_idle() -> None:
+    def is_left_at(queue_elsewhere: int) -> int:
+        cold = view("b", ahead_tokens=queue_elsewhere)
+        return next(
+            ahead_tokens - queue_elsewhere
+            for ahead_tokens in range(queue_elsewhere, 100_000, 50)
+            if MinTtft().choose(PROMPT, [view("a", ahead_tokens=ahead_tokens), cold]) is cold
+        )
+
+    beyond = [is_left_at(queue) for queue in (0, 1000, 4000, 16_000)]
+
+    assert beyond == sorted(set(beyond))
 
 
 def test_an_idle_replica_wins_where_nothing_else_differs() -> None:
@@ -130,7 +145,7 @@ def test_the_loop_over_replicas_adds_up_the_same_terms(
 def test_without_steps_it_is_prefix_load(own_tokens: int, requests: int, ahead_tokens: int) -> None:
     prompt, replica = request(tokens=own_tokens), view("b", requests, ahead_tokens=ahead_tokens)
 
-    cost = MinTtft(step_share=0.0).cost(prompt, replica)
+    cost = MinTtft(step_share=0.0, crowding=0.0).cost(prompt, replica)
 
     assert cost == pytest.approx(PrefixLoad().cost(prompt, replica), rel=1e-9)
 
@@ -140,6 +155,8 @@ def test_without_steps_it_is_prefix_load(own_tokens: int, requests: int, ahead_t
     [
         ("step_share", 1.1),
         ("step_tokens", 0),
+        ("crowding_tokens", 0),
+        ("crowding", -0.1),
         ("interference", -1.0),
         ("request_tokens", float("inf")),
     ],
