@@ -63,4 +63,4 @@ class NotResumed(Enum):
     TOO_LARGE = "too_large"  # the prompt with its answer, or all that is held
     RESUMED_OFTEN = "resumed_often"
     BUDGET = "budget"  # the fleet fails as a whole
-    NOT_CONTINUED = "not_continued"  # the next replica refused, or none was left
+    NOT_CONTINUED = "not_continued"  # no replica was left, or none in time

@@ -347,7 +347,7 @@ class Actions(ABC):
         assert self._refusal is not None
         error = error_event(self._refusal, self._head.path)
         if isinstance(self._resume, Resume):
-            is_visible = self._resume.splice.break_off(error)
+            is_visible = self._resume.break_off(error)
         else:
             is_visible = self._attempt.break_off(error)
         self._client.cut(reset=not is_visible)

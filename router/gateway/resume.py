@@ -40,6 +40,7 @@ class Resume:
         why = self._refusal(attempt, failure)
         if why is not None:
             self._context.metrics.resume_refused(why)
+            self.body = b""
             return Event.GIVEN_UP
         self.num_resumed += 1
         self._context.metrics.resume(failure.kind.code)
@@ -52,6 +53,12 @@ class Resume:
         self._chunks += attempt.chunks
         self.body = self._continuation.body(self.splice.text, self.splice.text_tokens)
         return self.body
+
+    def break_off(self, error: bytes) -> bool:
+        """End the client's stream with ``error``; return whether it sees that it is broken."""
+        if self.body:  # the rest was to be asked for, and nobody has begun it
+            self._context.metrics.resume_refused(NotResumed.NOT_CONTINUED)
+        return self.splice.break_off(error)
 
     def fill(self, record: ExchangeRecord) -> None:
         """Correct what the last attempt says of the whole."""

@@ -198,13 +198,29 @@ async def test_off_holds_nothing_and_asks_nobody() -> None:
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "503 Service Unavailable"])
 async def test_a_replica_that_cannot_continue_leaves_the_break_visible(status: str) -> None:
-    answer, replica, _ = await resumed(
+    answer, replica, gateway = await resumed(
         stream_of(*BEGINNING, cut=b""), answering(ok(b'{"error": {}}', status=status))
     )
 
     assert not answer.is_whole
     assert len(replica.requests) == 1
     assert answer.body.count(b'"error"') == 1
+    page = gateway.metrics.render().decode()
+    assert 'warmroute_resumes_refused_total{reason="not_continued"} 1.0' in page
+
+
+async def test_a_stream_that_nobody_is_left_to_continue_is_counted_once() -> None:
+    async with (
+        ScriptedReplica(stream_of(*BEGINNING, cut=b""), "a") as only,
+        gateway_of(only, failover=Failover.RESUME) as gateway,
+    ):
+        answer = await gateway.ask(post(chat(stream=True, max_tokens=9)))
+        await gateway.record()
+
+    assert not answer.is_whole
+    page = gateway.metrics.render().decode()
+    counts = [line for line in page.splitlines() if line.startswith("warmroute_resumes_refused")]
+    assert sum(float(line.split()[-1]) for line in counts if not line.startswith("#")) == 1
 
 
 async def test_an_error_within_a_stream_is_a_loss_too() -> None:
