@@ -130,22 +130,23 @@ def draw_one_with_room(request: RouteRequest, replicas: Sequence[ReplicaView]) -
     """
     if not request.prompt:
         return longest_unused(request, replicas)
-    most = max([replica.room_blocks for replica in replicas])
+    rooms = [replica.room_blocks for replica in replicas]
+    most = max(rooms)
     equals = [replica for replica in replicas if replica.room_blocks == most]
     if all(replica.tells_of_cache for replica in equals):
         return draw_one(request, equals)
     blocks = max(map(len, request.chains.values()), default=0)
-    held = sum([replica.cache_blocks - replica.room_blocks for replica in replicas])
+    held = sum([replica.cache_blocks for replica in replicas]) - sum(rooms)
     least = most - max(HOME_PROMPTS * blocks, HOME_SHARE * held / len(replicas))
     return draw_home(request, [replica for replica in replicas if replica.room_blocks >= least])
 
 
 def _drawn(seed: int, replicas: Sequence[ReplicaView]) -> ReplicaView:
-    digest = xxh3_64_intdigest
-    return max(
-        replicas,
-        key=lambda replica: digest(replica.replica_id.encode("utf-8", "surrogatepass"), seed),
-    )
+    digests = [
+        xxh3_64_intdigest(replica.replica_id.encode("utf-8", "surrogatepass"), seed)
+        for replica in replicas
+    ]
+    return replicas[digests.index(max(digests))]
 
 
 POLICIES: dict[str, type[Policy]] = {}
