@@ -250,9 +250,8 @@ class Exchange(Service):
         cached = sequence.num_cached_tokens or 0
         usage = Usage(sequence.num_prompt_tokens, sequence.num_output_tokens)
         assert self._lease is not None
-        if (
-            not self._lease.replica.tells_of_cache
-        ):  # elsewhere a gateway's rates count it; not here yet
+        # Of one that tells, a live gateway's rates would count it, too; here they do not yet.
+        if not self._lease.replica.tells_of_cache:
             usage.prompt_tokens_details = PromptTokensDetails(cached)
         place = self._lease.answer_place
         self._release(AttemptOutcome.OK, usage)

@@ -287,7 +287,8 @@ class Roster:
         successor = belief.successor(incarnation)
         slot = belief.view.slot
         self._by_id[belief.view.replica_id] = self._by_slot[slot] = successor
-        has_same_name = successor.retired is belief.retired
+        assert belief.report is not None
+        has_same_name = belief.report.incarnation == incarnation
         if has_same_name or belief.kv.incarnation != incarnation:  # else its events told of it
             self._index.clear(slot)
             restart(belief.kv, None)

@@ -25,7 +25,8 @@ _STREAM = Media.STREAM  # to look it up is a call of its own (until Python 3.12)
 _ERROR, _ERROR_EVENT = b'"error"', b"event: error"
 _FINISH_REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 _NONE_BUT_DONE = re.compile(rb"(?!)")  # matches nothing
-_WHOLE_EVENT = re.compile(rb"(?:\A|\n\n|\r\n\r\n|\r\r)\Z")
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_WHOLE_EVENT = re.compile(rb"(?:\A|" + b"|".join(_EVENT_ENDS) + rb")\Z")
 _FINISHES = {
     CHAT_PATH: _FINISH_REASON,
     COMPLETION_PATH: _FINISH_REASON,
@@ -53,7 +54,6 @@ _BEFORE_DONE = re.compile(rb"(?:\A|[\r\n])data: ?\Z")
 _BEGINNING_BYTES = 64
 _COUNT_MAX = 2**53  # beyond it a JSON number is not exact
 _NO_EVENT = re.compile(rb"(?::[^\r\n]*+[\r\n]++|[\r\n]++)*+")
-_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _EVENT_START = re.compile(rb"[\r\n](?:event|data):")
 
 

@@ -20,7 +20,7 @@ from router.core.reason import Outcome
 from router.gateway.unread_body import model_named
 from tests.router.gateway.running import RawClient, RunningGateway, gateway_of
 from tests.router.gateway.scripted_replica import ScriptedReplica, answering
-from tests.router.gateway.wire import chat, completion, ok, post
+from tests.router.gateway.wire import Answer, chat, completion, ok, post
 from tests.waiting import until
 
 SMALL_TURN: dict[str, Any] = {"body_in_turn_bytes_max": 100, "body_reading_timeout_s": 30.0}
@@ -104,40 +104,42 @@ async def test_an_unread_request_of_an_unknown_model_is_a_404() -> None:
     assert (answer.status, answer.code) == (404, "model_not_found")
 
 
+async def ask_alone_and_among_others(request: bytes) -> tuple[Answer, Answer, list[bytes]]:
+    """Ask a replica that is the only one, then beside one of another model; and what it got."""
+    async with (
+        ScriptedReplica(answering(ok(completion()))) as replica,
+        gateway_of(replica) as gateway,
+    ):
+        alone = await gateway.ask(request)
+        gateway.fleet.add_static("http://127.0.0.1:1", "b", "other", now_us=0)
+        among_others = await gateway.ask(request)
+    return alone, among_others, [received.body for received in replica.requests]
+
+
 @pytest.mark.parametrize(("encoding", "body"), [("br", b"any"), ("gzip", b"no gzip")])
 async def test_what_nobody_can_read_is_not_sent_to_just_any_model(
     encoding: str, body: bytes
 ) -> None:
     request = post(body, f"Content-Encoding: {encoding}")
-    async with (
-        ScriptedReplica(answering(ok(completion()))) as replica,
-        gateway_of(replica) as gateway,
-    ):
-        alone = await gateway.ask(request)
-        gateway.fleet.add_static("http://127.0.0.1:1", "b", "other", now_us=0)
-        among_others = await gateway.ask(request)
+
+    alone, among_others, received = await ask_alone_and_among_others(request)
 
     assert alone.status == 200
     assert (among_others.status, among_others.code) == (415, "unsupported_encoding")
     assert among_others.value("accept-encoding") == "gzip, deflate"
-    assert [received.body for received in replica.requests] == [body]
+    assert received == [body]
 
 
 @pytest.mark.usefixtures("unreadable")
 async def test_what_could_not_be_read_now_may_be_asked_again_where_its_model_matters() -> None:
     request = post(gzip.compress(chat()), "Content-Encoding: gzip")
-    async with (
-        ScriptedReplica(answering(ok(completion()))) as replica,
-        gateway_of(replica) as gateway,
-    ):
-        alone = await gateway.ask(request)
-        gateway.fleet.add_static("http://127.0.0.1:1", "b", "other", now_us=0)
-        among_others = await gateway.ask(request)
+
+    alone, among_others, received = await ask_alone_and_among_others(request)
 
     assert alone.status == 200
     assert (among_others.status, among_others.code) == (503, "overloaded")
     assert among_others.value("retry-after") == "1"
-    assert len(replica.requests) == 1
+    assert len(received) == 1
 
 
 async def test_the_books_begin_when_the_body_came_and_not_when_it_was_read() -> None:
